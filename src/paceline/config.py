@@ -1,0 +1,128 @@
+"""The engine's configuration: frozen, composed, validated once, never edited afterwards.
+
+These are the resolved values that the engine runs with. What a user types (vLLM-shaped keyword
+arguments, command-line options) becomes an EngineConfig in `arguments.py`; names of models have
+become directories by then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from paceline.errors import ConfigurationError
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+Method = Literal["draft_model", "ngram"]
+LoadFormat = Literal["auto", "dummy"]
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigurationError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One model on disk: `path` is a Hugging Face directory (config.json, *.safetensors)."""
+
+    path: Path
+    name: str  # what the user called it; served under this name
+    dtype: Dtype = "float32"
+    max_model_len: int = 2048  # positions, prompt + output
+    load_format: LoadFormat = "auto"  # dummy: random weights, for tests and benchmarks
+    vocab_size: int = 0  # ids below this can be fed and emitted
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(self.max_model_len >= 2, f"max_model_len must be at least 2, not {self.max_model_len}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """How drafts are proposed. Absent from EngineConfig when speculation is off."""
+
+    method: Method
+    num_speculative_tokens: int = 5
+    draft: ModelConfig | None = None  # method draft_model
+    draft_tensor_parallel_size: int = 1
+    prompt_lookup_max: int = 4  # n-gram lengths tried, longest first
+    prompt_lookup_min: int = 2
+
+    def __post_init__(self) -> None:
+        _require(
+            1 <= self.num_speculative_tokens <= 32,
+            f"num_speculative_tokens must be between 1 and 32, not {self.num_speculative_tokens}. "
+            "To serve without speculation, leave the speculative configuration out.",
+        )
+        _require(
+            (self.method == "draft_model") == (self.draft is not None),
+            "Method 'draft_model' needs a draft model; the other methods take none.",
+        )
+        _require(
+            1 <= self.prompt_lookup_min <= self.prompt_lookup_max,
+            f"prompt_lookup_min ({self.prompt_lookup_min}) must be between 1 and prompt_lookup_max "
+            f"({self.prompt_lookup_max}).",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache. `num_blocks` includes block 0, the null block that padding writes to."""
+
+    block_size: int = 16  # positions
+    num_blocks: int = 0  # 0: fixed by the memory plan
+    enable_prefix_caching: bool = True
+    memory_utilization: float = 0.9  # of the accelerator's memory; on a CPU see kv_cache_memory_bytes
+    kv_cache_memory_bytes: int | None = None  # both pools together; None: the memory plan decides
+
+    def __post_init__(self) -> None:
+        _require(
+            self.block_size in (1, 2, 4, 8, 16, 32, 64, 128),
+            f"block_size must be a power of two up to 128, not {self.block_size}.",
+        )
+        _require(
+            0.0 < self.memory_utilization <= 1.0,
+            f"gpu_memory_utilization must be above 0 and at most 1, not {self.memory_utilization}.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    max_num_seqs: int = 32  # rows in one step
+    max_num_batched_tokens: int = 2048  # tokens the target reads in one step, drafts included
+
+    def __post_init__(self) -> None:
+        _require(self.max_num_seqs >= 1, f"max_num_seqs must be at least 1, not {self.max_num_seqs}.")
+        _require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+            f"({self.max_num_seqs}), so that every running sequence can advance by one token a step.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    model: ModelConfig
+    speculative: SpeculativeConfig | None = None
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    tensor_parallel_size: int = 1
+    device: Literal["cpu", "cuda"] = "cpu"
+    enforce_eager: bool = False
+    seed: int = 0  # seeds of requests that bring none are drawn from this
+
+    def __post_init__(self) -> None:
+        _require(
+            self.tensor_parallel_size >= 1,
+            f"tensor_parallel_size must be at least 1, not {self.tensor_parallel_size}.",
+        )
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        return self.speculative.num_speculative_tokens if self.speculative else 0
+
+    @property
+    def draft(self) -> ModelConfig | None:
+        return self.speculative.draft if self.speculative else None

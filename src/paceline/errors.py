@@ -1,0 +1,41 @@
+"""Every error that Paceline raises on purpose, so that callers can catch by kind.
+
+A message says what was wrong, what was expected and what to do. The server maps
+`InvalidRequestError` to 400 (or the status it carries); everything else is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class PacelineError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigurationError(PacelineError, ValueError):
+    """The engine cannot be built as asked: unknown option, impossible combination, missing capability."""
+
+
+class UnsupportedModelError(ConfigurationError):
+    """The model's architecture or weights cannot be served, and why."""
+
+
+class InvalidRequestError(PacelineError, ValueError):
+    """One request is wrong; `param` names the field, `code` is a short machine-readable reason."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class EngineDeadError(PacelineError, RuntimeError):
+    """The engine stopped; every request in flight fails with this."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return ' Did you mean X?' for the nearest known name, or an empty string."""
+    close = get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{close[0]}'?" if close else ""

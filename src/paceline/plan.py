@@ -1,0 +1,123 @@
+"""StepPlan and StepResult: the only words spoken between the scheduler and the workers.
+
+Contract
+- A plan is complete in itself: a worker keeps no state of a sequence between two steps except
+  the KV in its pools. (A follower rank that joins late, or a step that is replayed, needs nothing else.)
+- There is no prefill step and no decode step. A row lists the committed tokens whose KV is still
+  missing, for the target and for the draft, and how many tokens may be drafted behind them.
+- `num_draft_tokens > 0` only where the row's chunks reach its last committed token in both models.
+
+Positions count from 0. A row with n committed tokens that drafts k feeds the target its last
+`len(token_ids)` committed tokens and k drafts, at positions start .. n-1+k.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SamplingPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker needs of a request's sampling parameters; everything already validated."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: no limit
+    min_p: float = 0.0
+    seed: int = 0  # 64 bit, never None: the engine draws one where the user gave none
+    num_logprobs: int | None = None  # None: no logprobs; 0: of the emitted token alone
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()  # masked until min_tokens are out; includes EOS
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One sequence's share of a step.
+
+    seq_id              the sequence
+    block_table         its blocks, in order; covers start + len(token_ids) + num_draft_tokens positions
+    start               position of token_ids[0] = the target's num_computed_tokens
+    token_ids           committed tokens the target computes in this step; never empty
+    draft_start         position of draft_chunk[0]
+    draft_chunk         committed tokens the draft reads first (empty: the draft rests)
+    num_draft_computed_tokens
+                        positions below this already hold the draft's KV: they are fed for their
+                        hidden state and written to the null block
+    num_draft_tokens    K of this row: tokens to propose behind the last committed one
+    emits               the chunk reaches the last committed token, so at least one token comes out
+    num_output_tokens   tokens emitted before this step (min_tokens counts from there)
+    history             all committed tokens; only for proposers that read text (n-gram)
+    """
+
+    seq_id: int
+    block_table: list[int]
+    start: int
+    token_ids: list[int]
+    draft_start: int = 0
+    draft_chunk: list[int] = []
+    num_draft_computed_tokens: int = 0
+    num_draft_tokens: int = 0
+    emits: bool = True
+    num_output_tokens: int = 0
+    history: list[int] | None = None
+    sampling: SamplingPlan = SamplingPlan()
+
+    @property
+    def num_committed_tokens(self) -> int:
+        """Committed tokens once the chunk is in; the position of the first token to come, if it emits."""
+        return self.start + len(self.token_ids)
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    step_id: int
+    rows: list[RowPlan]
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """K of the step: the most that any row drafts."""
+        return max((row.num_draft_tokens for row in self.rows), default=0)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities at one emitted position, before temperature and every restriction."""
+
+    logprob: float  # of the emitted token
+    rank: int  # 1: the emitted token was the likeliest
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class RowResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one row produced.
+
+    output_token_ids    accepted drafts and then the recovered or bonus token; empty if not emits
+    num_accepted        0..num_drafted, never counts the recovered or bonus token
+    num_drafted         drafts really proposed (a proposer may find fewer than the plan allows)
+    logprobs            one entry a token of output_token_ids, if asked for
+    error               the row failed (NaN logits, nothing left to sample): its request ends with this
+    """
+
+    seq_id: int
+    output_token_ids: list[int] = []
+    num_accepted: int = 0
+    num_drafted: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+class StepTimings(msgspec.Struct, frozen=True):
+    """Seconds of the parts of one step, on the worker."""
+
+    draft: float = 0.0
+    verify: float = 0.0
+    accept: float = 0.0
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    step_id: int
+    rows: list[RowResult]
+    timings: StepTimings = StepTimings()

@@ -1,0 +1,176 @@
+"""SamplingParams: how one request is sampled. The names and defaults are vLLM's.
+
+Every field is honoured or refused when the object is made; none is ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import InvalidRequestError, did_you_mean
+
+MAX_LOGPROBS = 20
+
+# Fields of vLLM's SamplingParams that this version refuses, with the value that means "not used".
+_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0, 0.0, None),
+    "frequency_penalty": (0, 0.0, None),
+    "repetition_penalty": (1, 1.0, None),
+    "bad_words": (None, []),
+    "prompt_logprobs": (None,),
+    "structured_outputs": (None,),
+    "logits_processors": (None, []),
+}
+_BEAM_SEARCH = ("use_beam_search", "best_of", "length_penalty", "early_stopping")
+
+
+def _refuse(message: str, param: str) -> InvalidRequestError:
+    return InvalidRequestError(message, param=param)
+
+
+def _check(condition: bool, param: str, expected: str, value: object) -> None:
+    if not condition:
+        raise _refuse(f"{param} must be {expected}, not {value!r}.", param)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fields:
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: no limit
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = 16  # None: as many as max_model_len leaves room for
+    logprobs: int | None = None  # alternatives a token, 0..20; None: no logprobs
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: list[int] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+
+
+class SamplingParams(_Fields):
+    """Frozen; equal by value. Unknown or out-of-range arguments raise InvalidRequestError naming the field.
+
+    temperature 0 is greedy. `seed` makes a request repeatable whatever else runs beside it.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, **arguments: Any) -> None:
+        known = {f.name for f in dataclasses.fields(_Fields)}
+        fields: dict[str, Any] = {}
+        for name, value in arguments.items():
+            if name in known:
+                fields[name] = value
+            else:
+                _refuse_unknown(name, value, known)
+        _normalise(fields)
+        super().__init__(**fields)
+        _validate(self)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def _refuse_unknown(name: str, value: object, known: set[str]) -> None:
+    """Return silently only for a field we do not have whose value asks for nothing."""
+    if name in _BEAM_SEARCH:
+        if value in (None, False, 1, 1.0):
+            return
+        raise _refuse(
+            f"{name}={value!r}: beam search does not go with speculative decoding and is not offered. "
+            "Use n with temperature > 0 for several answers.",
+            name,
+        )
+    if name in _NOT_YET:
+        if value in _NOT_YET[name]:
+            return
+        raise _refuse(f"{name} is not supported yet; leave it out.", name)
+    raise _refuse(f"Unknown sampling parameter '{name}'.{did_you_mean(name, known | set(_NOT_YET))}", name)
+
+
+def _normalise(fields: dict[str, Any]) -> None:
+    """Bring the spellings that vLLM and OpenAI allow to one form."""
+    for name in ("stop", "stop_token_ids", "logit_bias"):
+        if name in fields and fields[name] is None:
+            del fields[name]
+    if isinstance(fields.get("stop"), str):
+        fields["stop"] = [fields["stop"]]
+    if fields.get("top_k") == -1:
+        fields["top_k"] = 0
+    bias = fields.get("logit_bias")
+    if isinstance(bias, dict):
+        try:
+            fields["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
+        except (TypeError, ValueError):
+            raise _refuse("logit_bias must map token ids to numbers.", "logit_bias") from None
+
+
+def _validate(p: _Fields) -> None:
+    _check(_is_int(p.n) and 1 <= p.n <= 128, "n", "an integer between 1 and 128", p.n)
+    _check(
+        _is_number(p.temperature) and 0.0 <= p.temperature <= 100.0,
+        "temperature", "a number between 0 and 100", p.temperature,
+    )  # fmt: skip
+    _check(_is_number(p.top_p) and 0.0 < p.top_p <= 1.0, "top_p", "above 0 and at most 1", p.top_p)
+    _check(_is_int(p.top_k) and p.top_k >= 0, "top_k", "a positive integer, or 0 or -1 for no limit", p.top_k)
+    _check(_is_number(p.min_p) and 0.0 <= p.min_p <= 1.0, "min_p", "a number between 0 and 1", p.min_p)
+    _check(
+        p.seed is None or (_is_int(p.seed) and -(2**63) <= p.seed < 2**64),
+        "seed", "an integer of 64 bits", p.seed,
+    )  # fmt: skip
+    _check(
+        isinstance(p.stop, list) and all(isinstance(s, str) and s for s in p.stop),
+        "stop", "a string or a list of non-empty strings", p.stop,
+    )  # fmt: skip
+    _check(
+        isinstance(p.stop_token_ids, list) and all(_is_int(t) and t >= 0 for t in p.stop_token_ids),
+        "stop_token_ids", "a list of token ids", p.stop_token_ids,
+    )  # fmt: skip
+    _check(p.detokenize or not p.stop, "stop", "empty when detokenize is off: stop strings need text", p.stop)
+    for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
+        _check(isinstance(getattr(p, name), bool), name, "true or false", getattr(p, name))
+    _check(
+        p.max_tokens is None or (_is_int(p.max_tokens) and p.max_tokens >= 1),
+        "max_tokens", "a positive integer", p.max_tokens,
+    )  # fmt: skip
+    _check(_is_int(p.min_tokens) and p.min_tokens >= 0, "min_tokens", "an integer of at least 0", p.min_tokens)
+    _check(
+        p.max_tokens is None or p.min_tokens <= p.max_tokens,
+        "min_tokens", f"at most max_tokens ({p.max_tokens})", p.min_tokens,
+    )  # fmt: skip
+    _check(
+        p.logprobs is None or (_is_int(p.logprobs) and 0 <= p.logprobs <= MAX_LOGPROBS),
+        "logprobs", f"an integer between 0 and {MAX_LOGPROBS}", p.logprobs,
+    )  # fmt: skip
+    _check(
+        isinstance(p.logit_bias, dict) and all(k >= 0 and -100 <= v <= 100 for k, v in p.logit_bias.items()),
+        "logit_bias", "a map of token ids to numbers between -100 and 100", p.logit_bias,
+    )  # fmt: skip
+    _check(
+        p.allowed_token_ids is None
+        or (
+            isinstance(p.allowed_token_ids, list)
+            and len(p.allowed_token_ids) > 0
+            and all(_is_int(t) and t >= 0 for t in p.allowed_token_ids)
+        ),
+        "allowed_token_ids", "a non-empty list of token ids", p.allowed_token_ids,
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""Request and Sequence: what is asked, and one answer in the making.
+
+A request (API) is one prompt with its sampling parameters; it becomes n sequences (engine).
+A sequence's committed tokens are its prompt and its output. Two watermarks say how many of their
+positions have valid KV: `num_computed_tokens` in the target's pool, `num_draft_computed_tokens` in the
+draft's. The scheduler owns both; nothing else writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from paceline.plan import SamplingPlan, TokenLogprobs
+from paceline.sampling_params import SamplingParams
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # EOS, a stop token or a stop string
+    LENGTH = "length"  # max_tokens or max_model_len
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SpeculationCounts(msgspec.Struct):
+    """Counters of one sequence, or of a sum of them. One draft = one target pass with at least one draft token.
+
+    Tokens cut off by EOS, a stop or max_tokens are not counted as accepted.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = []
+
+    def record(self, num_drafted: int, num_accepted: int) -> None:
+        if num_drafted == 0:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_drafted
+        self.num_accepted_tokens += num_accepted
+        missing = num_drafted - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos.extend([0] * missing)
+        for position in range(num_accepted):
+            self.num_accepted_tokens_per_pos[position] += 1
+
+    def add(self, other: SpeculationCounts) -> None:
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        missing = len(other.num_accepted_tokens_per_pos) - len(self.num_accepted_tokens_per_pos)
+        self.num_accepted_tokens_per_pos.extend([0] * missing)
+        for position, count in enumerate(other.num_accepted_tokens_per_pos):
+            self.num_accepted_tokens_per_pos[position] += count
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted per target pass that had drafts: 1 + accepted / drafts; 1.0 before any draft."""
+        return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+class EngineRequest(msgspec.Struct, kw_only=True):
+    """One prompt as the engine takes it, already in token ids."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    arrival_time: float = 0.0
+
+
+class SequenceDelta(msgspec.Struct, kw_only=True):
+    """What one step added to one sequence: the engine's output.
+
+    token_ids[:num_accepted] are accepted drafts; what follows is the recovered or bonus token.
+    `text` is what these tokens added to the visible text; it may lag behind the tokens while a
+    character or a stop string is still open, and is complete with the delta that carries a finish_reason.
+    """
+
+    request_id: str
+    index: int  # 0..n-1
+    token_ids: list[int] = []
+    text: str = ""
+    num_accepted: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token or string that ended it; None for EOS
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    speculation: SpeculationCounts | None = None  # with the finish_reason
+
+
+class SequenceStatus(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    seq_id: int
+    request_id: str
+    index: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    sampling: SamplingPlan
+    eos_token_ids: frozenset[int]
+    max_tokens: int  # resolved: never None, never past max_model_len
+    token_ids: list[int] = field(default_factory=list)  # committed: prompt, then output
+    status: SequenceStatus = SequenceStatus.WAITING
+    block_table: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_draft_computed_tokens: int = 0
+    num_cached_tokens: int = 0  # prefix-cache hits at the first admission
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    num_preemptions: int = 0
+    speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """n: committed tokens."""
+        return len(self.token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens it may still emit."""
+        return self.max_tokens - self.num_output_tokens
