@@ -99,6 +99,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     num_drafted         drafts really proposed (a proposer may find fewer than the plan allows)
     logprobs            one entry a token of output_token_ids, if asked for
     error               the row failed (NaN logits, nothing left to sample): its request ends with this
+    draft_failed        the draft produced NaN for this row: its KV is void, the row goes on without drafts
     """
 
     seq_id: int
@@ -107,6 +108,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     num_drafted: int = 0
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    draft_failed: bool = False
 
 
 class StepTimings(msgspec.Struct, frozen=True):

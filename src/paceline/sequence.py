@@ -15,6 +15,7 @@ import msgspec
 
 from paceline.plan import SamplingPlan, TokenLogprobs
 from paceline.sampling_params import SamplingParams
+from paceline.text_stream import TextStream
 
 
 class FinishReason(StrEnum):
@@ -121,6 +122,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_preemptions: int = 0
+    draft_failed: bool = False  # the draft's KV of this sequence went bad: it goes on without drafts
+    text: TextStream | None = None  # None: no detokenizer
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     def __post_init__(self) -> None:

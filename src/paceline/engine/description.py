@@ -1,0 +1,37 @@
+"""The resolved configuration in words: one table, printed at start and never again."""
+
+from __future__ import annotations
+
+from paceline.config import EngineConfig
+from paceline.engine.interfaces import Executor
+
+
+def describe(config: EngineConfig, executor: Executor) -> dict[str, str]:
+    """Map of setting to value, in the order in which it should be read."""
+    model = config.model
+    table = {
+        "model": f"{model.name} ({model.path})",
+        "dtype": model.dtype,
+        "device": config.device,
+        "tensor_parallel_size": str(config.tensor_parallel_size),
+        "max_model_len": f"{model.max_model_len} positions",
+        "speculation": _speculation(config),
+    }
+    if config.draft is not None:
+        table["draft"] = f"{config.draft.name} ({config.draft.path})"
+        table["draft max_model_len"] = f"{config.draft.max_model_len} positions; longer requests go on without drafts"
+    table["max_num_seqs"] = str(config.scheduler.max_num_seqs)
+    table["max_num_batched_tokens"] = str(config.scheduler.max_num_batched_tokens)
+    table["prefix cache"] = "on" if config.cache.enable_prefix_caching else "off"
+    table["KV blocks"] = f"{executor.num_blocks} of {executor.block_size} positions (one is the null block)"
+    return table | executor.describe()
+
+
+def _speculation(config: EngineConfig) -> str:
+    speculative = config.speculative
+    if speculative is None:
+        return "off"
+    text = f"{speculative.method}, K={speculative.num_speculative_tokens}"
+    if speculative.method == "ngram":
+        text += f", n-grams of {speculative.prompt_lookup_min} to {speculative.prompt_lookup_max} tokens"
+    return text

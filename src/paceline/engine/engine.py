@@ -1,0 +1,282 @@
+"""Engine: requests in, deltas out. One step = schedule -> execute -> commit.
+
+Contract
+- Single-threaded: the owner calls add_request, abort and step in turn.
+- Every request ends with exactly one delta per answer that carries a finish_reason; none is lost.
+- A request of n answers is n sequences. The first computes the prompt; the others are let in when its
+  KV is in the prefix cache, so the prompt is computed once.
+- The engine holds no tensors; it speaks to the ranks in plans and results alone.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+from paceline.config import EngineConfig
+from paceline.engine.block_manager import BlockManager
+from paceline.engine.interfaces import Executor, TokenDecoder
+from paceline.engine.scheduler import Scheduler, Update
+from paceline.engine.speculation import SpeculationPolicy
+from paceline.engine.statistics import EngineStats
+from paceline.errors import InvalidRequestError
+from paceline.plan import SamplingPlan, StepPlan, StepResult
+from paceline.sampling_params import SamplingParams
+from paceline.sequence import EngineRequest, FinishReason, Sequence, SequenceDelta
+from paceline.text_stream import TextStream
+
+_SEED_STRIDE = 0x9E3779B97F4A7C15  # odd: answers of one request get seeds far apart
+_MASK64 = (1 << 64) - 1
+
+
+class Engine:
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        token_decoder: TokenDecoder | None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.config = config
+        self._executor = executor
+        self._decoder = token_decoder
+        self._clock = clock
+        self._random = random.Random(config.seed)
+        self._scheduler = make_scheduler(config, executor)
+        self._siblings: dict[str, list[Sequence]] = {}  # held until the first answer's prompt is computed
+        self._unreported: list[SequenceDelta] = []
+        self._next_seq_id = 0
+        self._stats = EngineStats()
+
+    # -- requests -------------------------------------------------------------------------------------
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Queue a request. Raises InvalidRequestError at once if it can never be served."""
+        params = request.sampling_params
+        max_tokens = self._check(request)
+        seed = params.seed if params.seed is not None else self._random.getrandbits(64)
+        sequences = [self._sequence(request, index, seed, max_tokens) for index in range(params.n)]
+        self._scheduler.add(sequences[0])
+        if params.n > 1:
+            self._siblings[request.request_id] = sequences[1:]
+        self._stats.prompt_tokens += len(request.prompt_token_ids)
+
+    def abort(self, request_id: str) -> None:
+        """End a request wherever it is. Unknown or finished ids are ignored: the client may be late."""
+        held = self._siblings.pop(request_id, [])
+        for sequence in held:
+            sequence.finish_reason = FinishReason.ABORT
+        for sequence in self._scheduler.abort(request_id) + held:
+            self._count_end(sequence)
+            self._unreported.append(self._final_delta(sequence, []))
+
+    def has_unfinished(self) -> bool:
+        return self._scheduler.has_unfinished() or bool(self._unreported)
+
+    # -- the step -------------------------------------------------------------------------------------
+
+    def step(self) -> list[SequenceDelta]:
+        """Advance every sequence that can advance; return what that added."""
+        started = self._clock()
+        plan = self._scheduler.schedule()
+        deltas = self._execute_and_commit(plan, started) if plan is not None else []
+        unreported, self._unreported = self._unreported, []
+        return unreported + deltas
+
+    def _execute_and_commit(self, plan: StepPlan, started: float) -> list[SequenceDelta]:
+        planned = self._clock()
+        result = self._executor.execute(plan)
+        executed = self._clock()
+        updates = self._scheduler.commit(result)
+        deltas = [self._delta(update) for update in updates if update.token_ids or update.sequence.finish_reason]
+        for update in updates:
+            self._release_siblings(update.sequence)
+        self._count_step(result, self._clock() - started, executed - planned)
+        return deltas
+
+    # -- what users see --------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """The counters now; the caller may keep the object."""
+        scheduler, blocks = self._scheduler, self._scheduler.blocks
+        self._stats.num_running = len(scheduler.running)
+        self._stats.num_waiting = len(scheduler.waiting) + sum(map(len, self._siblings.values()))
+        self._stats.kv_cache_usage = blocks.usage
+        self._stats.prefix_cache_queries = blocks.num_prefix_queries
+        self._stats.prefix_cache_hits = blocks.num_prefix_hits
+        self._stats.num_preemptions = scheduler.num_preemptions
+        return self._stats
+
+    def describe(self) -> dict[str, str]:
+        """The resolved configuration, for the table printed at start."""
+        from paceline.engine.description import describe
+
+        return describe(self.config, self._executor)
+
+    def check_integrity(self) -> None:
+        self._scheduler.check_integrity()
+
+    def reset_prefix_cache(self) -> None:
+        self._scheduler.blocks.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        self._executor.shutdown()
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _check(self, request: EngineRequest) -> int:
+        """Refuse what can never run; return max_tokens resolved against the model's length."""
+        prompt, params = request.prompt_token_ids, request.sampling_params
+        limit, vocab_size = self._max_len(), self.config.model.vocab_size
+        if not prompt:
+            raise InvalidRequestError("The prompt is empty; give at least one token.", param="prompt")
+        if len(prompt) >= limit:
+            raise InvalidRequestError(
+                f"The prompt has {len(prompt)} tokens; this model takes at most {limit - 1} and needs room for one "
+                "more. Shorten the prompt or serve with a larger max_model_len.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if vocab_size and not all(0 <= token < vocab_size for token in prompt):
+            bad = next(token for token in prompt if not 0 <= token < vocab_size)
+            raise InvalidRequestError(
+                f"Token id {bad} is outside the vocabulary of {vocab_size} tokens.", param="prompt"
+            )
+        _check_token_ids(params, vocab_size)
+        room = limit - len(prompt)
+        return room if params.max_tokens is None else min(params.max_tokens, room)
+
+    def _max_len(self) -> int:
+        """Positions one sequence may take: the model's, or all blocks if the cache is smaller."""
+        blocks = self._scheduler.blocks
+        return min(self.config.model.max_model_len, (blocks.num_blocks - 1) * blocks.block_size)
+
+    def _sequence(self, request: EngineRequest, index: int, seed: int, max_tokens: int) -> Sequence:
+        params, eos = request.sampling_params, self.config.model.eos_token_ids
+        self._next_seq_id += 1
+        return Sequence(
+            seq_id=self._next_seq_id,
+            request_id=request.request_id,
+            index=index,
+            prompt_token_ids=request.prompt_token_ids,
+            params=params,
+            sampling=_sampling_plan(params, (seed + index * _SEED_STRIDE) & _MASK64, eos),
+            eos_token_ids=frozenset(eos),
+            max_tokens=max_tokens,
+            text=self._text_stream(params),
+        )
+
+    def _text_stream(self, params: SamplingParams) -> TextStream | None:
+        if self._decoder is None or not params.detokenize:
+            return None
+        return TextStream(
+            self._decoder,
+            stop=params.stop,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+
+    def _release_siblings(self, sequence: Sequence) -> None:
+        """Let the other answers of a request in once the first has emitted, or has ended."""
+        if sequence.request_id in self._siblings and (sequence.num_output_tokens or sequence.finish_reason):
+            for sibling in self._siblings.pop(sequence.request_id):
+                self._scheduler.add(sibling)
+
+    def _delta(self, update: Update) -> SequenceDelta:
+        sequence = update.sequence
+        self._stats.generation_tokens += len(update.token_ids)
+        if sequence.finish_reason is not None:
+            self._count_end(sequence)
+            delta = self._final_delta(sequence, update.token_ids)
+        else:
+            text = sequence.text.take() if sequence.text else ""
+            delta = SequenceDelta(
+                request_id=sequence.request_id, index=sequence.index, token_ids=update.token_ids, text=text
+            )
+        delta.num_accepted = update.num_accepted
+        delta.logprobs = update.logprobs
+        delta.error = update.error
+        delta.num_prompt_tokens = sequence.num_prompt_tokens
+        delta.num_cached_tokens = sequence.num_cached_tokens
+        return delta
+
+    def _final_delta(self, sequence: Sequence, token_ids: list[int]) -> SequenceDelta:
+        return SequenceDelta(
+            request_id=sequence.request_id,
+            index=sequence.index,
+            token_ids=token_ids,
+            text=sequence.text.finish() if sequence.text else "",
+            finish_reason=sequence.finish_reason,
+            stop_reason=sequence.stop_reason,
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_cached_tokens=sequence.num_cached_tokens,
+            speculation=sequence.speculation,
+        )
+
+    def _count_end(self, sequence: Sequence) -> None:
+        assert sequence.finish_reason is not None
+        name = f"finished_{sequence.finish_reason.value}"
+        setattr(self._stats, name, getattr(self._stats, name) + 1)
+        self._stats.draft_failures += sequence.draft_failed
+
+    def _count_step(self, result: StepResult, step_seconds: float, execute_seconds: float) -> None:
+        stats, timings = self._stats, result.timings
+        stats.num_steps += 1
+        stats.step_seconds += step_seconds
+        stats.schedule_seconds += step_seconds - execute_seconds
+        stats.draft_seconds += timings.draft
+        stats.verify_seconds += timings.verify
+        stats.accept_seconds += timings.accept
+
+
+def make_scheduler(config: EngineConfig, executor: Executor) -> Scheduler:
+    """The scheduler and block manager that fit a configuration and the executor's memory plan."""
+    draft = config.draft
+    blocks = BlockManager(
+        executor.num_blocks,
+        executor.block_size,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        draft_max_len=draft.max_model_len if draft else None,
+    )
+    policy = SpeculationPolicy(config.num_speculative_tokens, draft.max_model_len if draft else None)
+    return Scheduler(
+        blocks,
+        policy,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        keep_history=config.speculative is not None and config.speculative.method == "ngram",
+    )
+
+
+def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse parameters that name tokens which do not exist."""
+    named = {
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": list(params.logit_bias),
+        "allowed_token_ids": params.allowed_token_ids or [],
+    }
+    for param, token_ids in named.items():
+        bad = [token for token in token_ids if vocab_size and token >= vocab_size]
+        if bad:
+            raise InvalidRequestError(
+                f"{param} names token id {bad[0]}, outside the vocabulary of {vocab_size} tokens.", param=param
+            )
+
+
+def _sampling_plan(params: SamplingParams, seed: int, eos_token_ids: tuple[int, ...]) -> SamplingPlan:
+    ends = () if params.min_tokens == 0 else (*eos_token_ids, *params.stop_token_ids)
+    return SamplingPlan(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        seed=seed,
+        num_logprobs=params.logprobs,
+        min_tokens=params.min_tokens,
+        stop_token_ids=ends,
+        logit_bias=tuple(params.logit_bias.items()),
+        allowed_token_ids=tuple(params.allowed_token_ids) if params.allowed_token_ids is not None else None,
+    )

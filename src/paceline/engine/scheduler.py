@@ -1,0 +1,274 @@
+"""Scheduler: who computes what in the next step, and what the step's result means.
+
+There is no prefill phase and no decode phase. A sequence has committed tokens whose KV is not yet
+computed; each step lets the watermarks catch up, and a sequence that reaches its last committed token
+emits. Only then may tokens be drafted behind it.
+
+schedule() -> StepPlan
+  1. Running sequences, oldest first. Every one gets at least one token: the budget holds one token back
+     for each of those still to come, so drafts and long chunks never starve a neighbour.
+  2. Waiting sequences, in order of arrival, while a place, budget and blocks for the whole prompt are there.
+  When blocks run out a row first gives up its drafts, then the youngest running sequence is preempted:
+  its blocks go back, its committed tokens stay, it waits at the front.
+commit(StepResult) -> the sequences' news
+  Rejected drafts need no roll-back: the watermark does not move over their slots.
+
+Watermarks after a row with n committed tokens drafted k and accepted a: the target has n + a positions,
+the draft min(n + a, n + k - 1), because the last draft is never fed to the draft itself.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.engine.block_manager import BlockManager
+from paceline.engine.speculation import SpeculationPolicy
+from paceline.engine.stopping import find_ending
+from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
+from paceline.sequence import FinishReason, Sequence, SequenceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one step did to one sequence."""
+
+    sequence: Sequence
+    token_ids: list[int]
+    num_accepted: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class _Budget:
+    """Tokens left in this step for each model."""
+
+    target: int
+    draft: int
+
+
+class Scheduler:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        policy: SpeculationPolicy,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        keep_history: bool = False,
+    ) -> None:
+        """`keep_history`: rows carry all committed tokens, for proposers that read text."""
+        self.blocks = blocks
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._policy = policy
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._keep_history = keep_history
+        self._in_flight: dict[int, tuple[Sequence, RowPlan]] = {}
+        self._step_id = 0
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    # -- schedule -----------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None when nothing can run."""
+        assert not self._in_flight, "the previous step has not been committed"
+        budget = _Budget(self._max_num_batched_tokens, self._max_num_batched_tokens)
+        rows: dict[int, RowPlan] = {}
+        preempted = self._plan_running(rows, budget)
+        if not preempted:
+            self._admit_waiting(rows, budget)
+        if not rows:
+            return None
+        self._in_flight = {s.seq_id: (s, rows[s.seq_id]) for s in self.running if s.seq_id in rows}
+        self._step_id += 1
+        return StepPlan(step_id=self._step_id, rows=list(rows.values()))
+
+    def _plan_running(self, rows: dict[int, RowPlan], budget: _Budget) -> bool:
+        before = self.num_preemptions
+        to_come = len(self.running)
+        for sequence in list(self.running):
+            to_come -= 1
+            if sequence.status is not SequenceStatus.RUNNING:
+                continue  # preempted for the sake of an older one
+            held_back = to_come + (1 if self._can_admit() else 0)
+            row = self._plan_row(sequence, budget, max(1, budget.target - held_back))
+            if row is not None:
+                rows[sequence.seq_id] = row
+        return self.num_preemptions > before
+
+    def _can_admit(self) -> bool:
+        return bool(self.waiting) and len(self.running) < self._max_num_seqs
+
+    def _plan_row(self, sequence: Sequence, budget: _Budget, allowed: int) -> RowPlan | None:
+        """Plan one running sequence within `allowed` target tokens, preempting others if it must."""
+        chunk = min(sequence.num_tokens - sequence.num_computed_tokens, allowed)
+        end = sequence.num_computed_tokens + chunk
+        while not self.blocks.reserve(sequence, end):
+            victim = self._preempt_youngest()
+            if victim is sequence:
+                return None
+        drafts = min(self._drafts_behind(sequence, end, budget), allowed - chunk)
+        if not self.blocks.reserve(sequence, end + drafts):
+            drafts = min(drafts, self.blocks.capacity(sequence) - end)
+        return self._row(sequence, end, drafts, budget)
+
+    def _drafts_behind(self, sequence: Sequence, end: int, budget: _Budget) -> int:
+        """Drafts wanted behind `end`: none while prefilling, or while the draft cannot catch up in one step."""
+        if end < sequence.num_tokens or sequence.num_computed_tokens < sequence.num_tokens - 1:
+            return 0
+        if self._policy.has_draft_model and end - sequence.num_draft_computed_tokens > budget.draft:
+            return 0
+        return self._policy.wanted_drafts(sequence)
+
+    def _row(self, sequence: Sequence, end: int, drafts: int, budget: _Budget) -> RowPlan:
+        start = sequence.num_computed_tokens
+        draft_start, draft_end = self._draft_span(sequence, end, drafts, budget)
+        budget.target -= end - start + drafts
+        budget.draft -= draft_end - draft_start
+        return RowPlan(
+            seq_id=sequence.seq_id,
+            block_table=list(sequence.block_table),
+            start=start,
+            token_ids=sequence.token_ids[start:end],
+            draft_start=draft_start,
+            draft_chunk=sequence.token_ids[draft_start:draft_end],
+            num_draft_computed_tokens=sequence.num_draft_computed_tokens,
+            num_draft_tokens=drafts,
+            emits=end == sequence.num_tokens,
+            num_output_tokens=sequence.num_output_tokens,
+            history=sequence.token_ids if self._keep_history and drafts else None,
+            sampling=sequence.sampling,
+        )
+
+    def _draft_span(self, sequence: Sequence, end: int, drafts: int, budget: _Budget) -> tuple[int, int]:
+        """Positions that the draft reads before it proposes.
+
+        With drafts: from its watermark to the end, and always the last two, so that no branch is needed
+        after a step in which everything was accepted. Without: along with a prefill chunk, as far as its
+        budget goes, if this sequence is going to draft at all; else nothing.
+        """
+        mark = sequence.num_draft_computed_tokens
+        if not self._policy.has_draft_model:
+            return 0, 0
+        if drafts:
+            return max(0, min(mark, end - 2)), end
+        catching_up = sequence.num_computed_tokens < sequence.num_tokens - 1 or end - mark > budget.draft
+        if not catching_up or self._policy.wanted_drafts(sequence) == 0:
+            return 0, 0
+        return mark, max(mark, min(end, mark + budget.draft))
+
+    def _admit_waiting(self, rows: dict[int, RowPlan], budget: _Budget) -> None:
+        while self._can_admit() and budget.target > 0:
+            sequence = self.waiting[0]
+            # Every running sequence may need a block soon: without room for that the newcomer would be
+            # preempted at once, and let in and preempted again.
+            match = self.blocks.admit(sequence, sequence.num_tokens, headroom=len(self.running))
+            if match is None:
+                return
+            self.waiting.popleft()
+            if sequence.num_preemptions == 0:
+                sequence.num_cached_tokens = match.num_computed_tokens
+            sequence.status = SequenceStatus.RUNNING
+            self.running.append(sequence)
+            row = self._plan_row(sequence, budget, budget.target)
+            assert row is not None, "an admitted sequence has its blocks"
+            rows[sequence.seq_id] = row
+
+    def _preempt_youngest(self) -> Sequence:
+        victim = self.running.pop()
+        self.blocks.release(victim)
+        victim.status = SequenceStatus.WAITING
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(victim)
+        return victim
+
+    # -- commit ---------------------------------------------------------------------------------------
+
+    def commit(self, result: StepResult) -> list[Update]:
+        """Advance watermarks, append tokens, publish full blocks, let go of what has ended."""
+        updates = []
+        for row_result in result.rows:
+            entry = self._in_flight.pop(row_result.seq_id, None)
+            if entry is None or entry[0].status is not SequenceStatus.RUNNING:
+                continue  # aborted while the step was under way
+            sequence, plan = entry
+            updates.append(self._commit_row(sequence, plan, row_result))
+        assert not self._in_flight, f"the result lacks rows of sequences {sorted(self._in_flight)}"
+        self.running = [s for s in self.running if s.status is SequenceStatus.RUNNING]
+        return updates
+
+    def _commit_row(self, sequence: Sequence, plan: RowPlan, result: RowResult) -> Update:
+        if result.error is not None:
+            self._end(sequence, FinishReason.ERROR)
+            return Update(sequence, [], error=result.error)
+        self._advance_over_chunk(sequence, plan, result)
+        num_kept = self._append(sequence, plan, result) if plan.emits else 0
+        self.blocks.publish(sequence)
+        if sequence.finish_reason is not None:
+            self._end(sequence, sequence.finish_reason)
+        num_accepted = min(result.num_accepted, num_kept)
+        logprobs = result.logprobs[:num_kept] if result.logprobs is not None else None
+        return Update(sequence, result.output_token_ids[:num_kept], num_accepted, logprobs)
+
+    def _advance_over_chunk(self, sequence: Sequence, plan: RowPlan, result: RowResult) -> None:
+        sequence.num_computed_tokens = plan.num_committed_tokens
+        if result.draft_failed:
+            sequence.draft_failed = True
+        elif plan.draft_chunk:
+            draft_end = plan.draft_start + len(plan.draft_chunk)
+            sequence.num_draft_computed_tokens = max(sequence.num_draft_computed_tokens, draft_end)
+
+    def _append(self, sequence: Sequence, plan: RowPlan, result: RowResult) -> int:
+        """Append the step's tokens as far as the sequence goes; return how many were kept."""
+        n = sequence.num_tokens
+        ending = find_ending(sequence, result.output_token_ids)
+        sequence.token_ids.extend(result.output_token_ids[: ending.num_kept])
+        num_accepted = min(result.num_accepted, ending.num_kept)
+        sequence.speculation.record(result.num_drafted, num_accepted)
+        # With nothing emitted the last token is computed again in the next step, which then emits.
+        sequence.num_computed_tokens = min(n + num_accepted, max(sequence.num_tokens - 1, 0))
+        if self._policy.has_draft_model and result.num_drafted and not result.draft_failed:
+            fed = n + result.num_drafted - 1
+            sequence.num_draft_computed_tokens = min(n + num_accepted, fed, sequence.num_tokens - 1)
+        sequence.num_draft_computed_tokens = min(sequence.num_draft_computed_tokens, sequence.num_tokens - 1)
+        sequence.finish_reason, sequence.stop_reason = ending.finish_reason, ending.stop_reason
+        return ending.num_kept
+
+    # -- ends -----------------------------------------------------------------------------------------
+
+    def abort(self, request_id: str) -> list[Sequence]:
+        """End every sequence of a request, running, waiting or in flight; its blocks are free at once."""
+        aborted = [s for s in self._live() if s.request_id == request_id]
+        for sequence in aborted:
+            self._end(sequence, FinishReason.ABORT)
+        self.waiting = deque(s for s in self.waiting if s.status is SequenceStatus.WAITING)
+        self.running = [s for s in self.running if s.status is SequenceStatus.RUNNING]
+        return aborted
+
+    def _live(self) -> Iterator[Sequence]:
+        yield from self.running
+        yield from self.waiting
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        sequence.status = SequenceStatus.FINISHED
+        self.blocks.release(sequence)
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless tables, watermarks and queues agree. For tests, after every step."""
+        self.blocks.check_integrity(self._live())
+        assert len(self.running) <= self._max_num_seqs
+        assert all(s.status is SequenceStatus.RUNNING for s in self.running)
+        assert all(s.status is SequenceStatus.WAITING and not s.block_table for s in self.waiting)
+        assert len({s.seq_id for s in self._live()}) == len(self.running) + len(self.waiting)
