@@ -1,0 +1,247 @@
+"""AsyncEngine: the engine process as an asyncio object, the server's side of `core_process`.
+
+Contract
+- `start` returns when the model is loaded; it raises the same error that building the engine here would raise.
+- `generate` yields a request's deltas until every one of its sequences has finished. It raises
+  InvalidRequestError if the engine refuses the request, EngineDeadError as soon as the engine is gone.
+- Leaving a `generate` early (aclose, cancellation, an error in its body) aborts the request in the engine.
+- Nothing waits for an engine that is dead. `is_healthy` turns false when it died or stopped reporting.
+- `shutdown` leaves no process and no file.
+
+The endpoints lie in a fresh private directory, so that any number of servers share a host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from paceline.config import EngineConfig
+from paceline.engine import wire
+from paceline.engine.core_process import DEFAULT_FACTORY
+from paceline.engine.statistics import EngineStats
+from paceline.errors import EngineDeadError, PacelineError
+from paceline.sequence import EngineRequest, SequenceDelta
+
+STALL_SECONDS = 60.0  # without a report: a step of a healthy engine is far shorter
+STOP_SECONDS = 5.0
+_STATS_SECONDS = 2.0
+_MAX_SOCKET_PATH = 100  # bytes that every Unix leaves for the path of a socket
+
+_Event = SequenceDelta | PacelineError
+
+
+class AsyncEngine:
+    def __init__(self, process: asyncio.subprocess.Process, home: Path, stall_seconds: float) -> None:
+        self._process = process
+        self._home = home
+        self._stall_seconds = stall_seconds
+        self._context = zmq.asyncio.Context()
+        self._commands = self._bind(zmq.PUSH, "commands")
+        self._reports = self._bind(zmq.PULL, "reports")
+        self._requests: dict[str, asyncio.Queue[_Event]] = {}
+        self._questions: list[asyncio.Future[EngineStats]] = []
+        self._ready: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        self._stats = EngineStats()
+        self._last_report = time.monotonic()
+        self._error: PacelineError | None = None
+        self._died = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def start(
+        cls, config: EngineConfig, *, factory: str = DEFAULT_FACTORY, stall_seconds: float = STALL_SECONDS
+    ) -> AsyncEngine:
+        home = _private_directory()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "paceline.engine.core_process", "--factory", factory),
+            *("--commands", _endpoint(home, "commands"), "--reports", _endpoint(home, "reports")),
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C in the terminal is the server's to handle
+        )
+        engine = cls(process, home, stall_seconds)
+        try:
+            await engine._begin(config)
+        except BaseException:
+            await engine.shutdown()
+            raise
+        return engine
+
+    async def _begin(self, config: EngineConfig) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(wire.encode_config(config) + b"\n")
+        reader = asyncio.create_task(self._read_reports())
+        self._tasks = [reader, asyncio.create_task(self._watch_process(reader))]
+        await asyncio.shield(self._ready)  # a cancelled start must not cancel the answer
+
+    # What the server calls
+
+    async def generate(self, request: EngineRequest) -> AsyncIterator[SequenceDelta]:
+        self._check_alive()
+        queue: asyncio.Queue[_Event] = asyncio.Queue()
+        self._requests[request.request_id] = queue
+        unfinished = request.sampling_params.n
+        try:
+            self._send(wire.Add(request))
+            while unfinished:
+                event = await queue.get()
+                if isinstance(event, PacelineError):
+                    unfinished = 0
+                    raise event
+                unfinished -= event.finish_reason is not None
+                yield event
+        finally:
+            self._requests.pop(request.request_id, None)
+            if unfinished:
+                self.abort(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """Takes effect before the engine's next step."""
+        if self._error is None:
+            self._send(wire.Abort(request_id))
+
+    async def stats(self) -> EngineStats:
+        """The counters now; those of the last heartbeat if a long step keeps the engine from answering."""
+        self._check_alive()
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._questions.append(answer)
+        self._send(wire.GetStats())
+        try:
+            return await asyncio.wait_for(answer, _STATS_SECONDS)
+        except TimeoutError:
+            return self._stats
+
+    async def describe(self) -> dict[str, str]:
+        return await asyncio.shield(self._ready)
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._error is None and time.monotonic() - self._last_report < self._stall_seconds
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait_dead(self) -> None:
+        """Return when the engine has died."""
+        await self._died.wait()
+
+    async def shutdown(self) -> None:
+        """End the engine process: ask, then kill; requests in flight fail with EngineDeadError."""
+        loading = not self._ready.done()
+        if self._error is None:
+            self._send(wire.Shutdown())
+            self._fail(EngineDeadError("The engine was shut down."))
+        await self._reap(0.0 if loading else STOP_SECONDS)  # while loading it takes no commands
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    # How it works
+
+    def _bind(self, kind: int, name: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.set_hwm(0)
+        socket.bind(_endpoint(self._home, name))
+        return socket
+
+    def _send(self, command: wire.Command) -> None:
+        self._commands.send(wire.encode(command))  # without a limit on the queue this is done at once
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise EngineDeadError(str(self._error))
+
+    async def _read_reports(self) -> None:
+        try:
+            while True:
+                message = await self._reports.recv()
+                self._last_report = time.monotonic()
+                self._take(wire.decode_report(message))
+        except msgspec.MsgspecError as error:
+            self._fail(EngineDeadError(f"The engine process sent what nobody understands: {error}"))
+
+    def _take(self, report: wire.Report) -> None:
+        match report:
+            case wire.Deltas(deltas):
+                for delta in deltas:
+                    self._deliver(delta.request_id, delta)
+            case wire.Rejected(request_id):
+                self._deliver(request_id, report.as_error())
+            case wire.Status(stats, answers):
+                self._stats = stats
+                self._answer(answers)
+            case wire.Ready(description):
+                self._ready.set_result(description)
+            case wire.Failed():
+                self._fail(wire.failure_as_error(report))
+
+    def _deliver(self, request_id: str, event: _Event) -> None:
+        queue = self._requests.get(request_id)
+        if queue is not None:  # none: it was aborted while this was on its way
+            queue.put_nowait(event)
+
+    def _answer(self, count: int) -> None:
+        for answer in self._questions[:count]:
+            if not answer.done():
+                answer.set_result(self._stats)
+        del self._questions[:count]
+
+    async def _watch_process(self, reader: asyncio.Task[None]) -> None:
+        status = await self._process.wait()
+        reader.cancel()
+        await self._drain()
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        self._fail(EngineDeadError(f"The engine process ended {how}."))
+
+    async def _drain(self) -> None:
+        """Take the reports that the process sent before it ended; its last words say why."""
+        while self._error is None and await self._reports.poll(50):
+            self._take(wire.decode_report(await self._reports.recv()))
+
+    def _fail(self, error: PacelineError) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            self._ready.exception()  # asyncio need not report it: `start` does, or was cancelled
+        for queue in self._requests.values():
+            queue.put_nowait(EngineDeadError(str(error)))
+        for answer in self._questions:
+            if not answer.done():
+                answer.set_exception(EngineDeadError(str(error)))
+        self._died.set()
+
+    async def _reap(self, patience: float) -> None:
+        try:
+            await asyncio.wait_for(self._process.wait(), patience)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+
+def _private_directory() -> Path:
+    """A new directory that only this user may enter; under /tmp where the usual place has too long a name."""
+    home = Path(tempfile.mkdtemp(prefix="paceline-"))
+    if len(str(home)) + len("/commands") <= _MAX_SOCKET_PATH:
+        return home
+    home.rmdir()
+    return Path(tempfile.mkdtemp(prefix="paceline-", dir="/tmp"))
+
+
+def _endpoint(home: Path, name: str) -> str:
+    return f"ipc://{home / name}"

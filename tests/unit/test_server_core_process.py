@@ -1,0 +1,182 @@
+"""The engine process: start and its errors, streams, abort, death of either side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import psutil
+import pytest
+from server_fakes import fake_config
+
+from paceline.engine.async_engine import AsyncEngine
+from paceline.errors import ConfigurationError, EngineDeadError, InvalidRequestError, UnsupportedModelError
+from paceline.sampling_params import SamplingParams
+from paceline.sequence import EngineRequest, FinishReason, SequenceDelta
+
+FACTORY = "server_fakes:make_fake"
+
+
+@pytest.fixture(autouse=True)
+def _child_finds_the_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+def ask(request_id: str = "a", prompt: list[int] | None = None, **sampling: object) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id,
+        prompt_token_ids=[4, 5] if prompt is None else prompt,
+        sampling_params=SamplingParams(**sampling),
+    )
+
+
+async def collect(engine: AsyncEngine, request: EngineRequest) -> list[SequenceDelta]:
+    return [delta async for delta in engine.generate(request)]
+
+
+def with_engine(body: Callable[[AsyncEngine], Awaitable[None]], name: str = "fake", **options: float) -> None:
+    async def run() -> None:
+        engine = await AsyncEngine.start(fake_config(name), factory=FACTORY, **options)
+        home = engine._home
+        try:
+            async with asyncio.timeout(20):
+                await body(engine)
+        finally:
+            await engine.shutdown()
+        assert not psutil.pid_exists(engine.pid)
+        assert not home.exists()
+
+    asyncio.run(run())
+
+
+def test_streams_of_several_requests_are_complete_and_not_mixed() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        both = await asyncio.gather(
+            collect(engine, ask("a", max_tokens=7, n=2)), collect(engine, ask("b", max_tokens=20))
+        )
+        for request_id, deltas, tokens in zip("ab", both, (14, 20), strict=True):
+            assert {d.request_id for d in deltas} == {request_id}
+            assert sum(len(d.token_ids) for d in deltas) == tokens
+            assert deltas[-1].finish_reason is FinishReason.LENGTH
+        assert (await engine.stats()).generation_tokens == 34
+        assert await engine.describe() == {"model": "fake"}
+        assert engine.is_healthy
+
+    with_engine(body)
+
+
+def test_a_refused_request_raises_the_engines_error_and_harms_no_other() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        with pytest.raises(InvalidRequestError, match="empty") as caught:
+            await collect(engine, ask(prompt=[]))
+        assert caught.value.param == "prompt"
+        assert await collect(engine, ask("b"))
+
+    with_engine(body)
+
+
+def test_p43_leaving_a_stream_aborts_the_request() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        async with aclosing(engine.generate(ask(max_tokens=100_000))) as stream:
+            await anext(stream)
+            assert (await engine.stats()).num_running == 1
+        stats = await engine.stats()
+        assert (stats.num_running, stats.finished_abort) == (0, 1)
+
+    with_engine(body)
+
+
+def test_p43_cancelling_the_task_aborts_the_request() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        task = asyncio.create_task(collect(engine, ask(max_tokens=100_000)))
+        while (await engine.stats()).num_running == 0:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (await engine.stats()).num_running == 0
+
+    with_engine(body)
+
+
+def test_p42_a_killed_engine_fails_every_request_at_once_and_health() -> None:
+    async def body(engine: AsyncEngine) -> None:
+        tasks = [asyncio.create_task(collect(engine, ask(str(i), max_tokens=100_000))) for i in range(3)]
+        while (await engine.stats()).num_running < 3:
+            await asyncio.sleep(0.01)
+        began = time.monotonic()
+        os.kill(engine.pid, signal.SIGKILL)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert time.monotonic() - began < 2
+        assert all(isinstance(result, EngineDeadError) for result in results)
+        assert "signal 9" in str(results[0])
+        assert not engine.is_healthy
+        await engine.wait_dead()
+        with pytest.raises(EngineDeadError):
+            await collect(engine, ask("later"))
+        with pytest.raises(EngineDeadError):
+            await engine.stats()
+
+    with_engine(body)
+
+
+def test_p42_an_engine_that_makes_no_progress_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.engine.async_engine.STOP_SECONDS", 0.1)
+
+    async def body(engine: AsyncEngine) -> None:
+        assert engine.is_healthy
+        task = asyncio.create_task(collect(engine, ask()))
+        async with asyncio.timeout(10):
+            while engine.is_healthy:
+                await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with_engine(body, "stuck", stall_seconds=1.2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("unsupported", UnsupportedModelError, "Mamba"),
+        ("wrong", ConfigurationError, "num_blocks"),
+        ("crash", EngineDeadError, "ZeroDivisionError: oops"),
+    ],
+)
+def test_an_error_at_start_comes_back_as_itself(name: str, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        with_engine(lambda engine: asyncio.sleep(0), name)
+
+
+def test_a_start_that_is_cancelled_leaves_no_process() -> None:
+    async def run() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(AsyncEngine.start(fake_config("loading"), factory=FACTORY), 1.0)
+
+    asyncio.run(run())
+    assert not [p for p in psutil.Process().children() if "core_process" in " ".join(p.cmdline())]
+
+
+def test_the_engine_process_ends_when_its_parent_is_killed() -> None:
+    script = (
+        "import asyncio\n"
+        "from server_fakes import fake_config\n"
+        "from paceline.engine.async_engine import AsyncEngine\n"
+        "async def run():\n"
+        f"    engine = await AsyncEngine.start(fake_config(), factory={FACTORY!r})\n"
+        "    print(engine.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(run())\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    child.wait(timeout=5)
