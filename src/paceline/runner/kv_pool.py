@@ -1,0 +1,43 @@
+"""KVPool: the paged key-value cache of one model.
+
+One tensor per layer, [num_blocks, block_size, 2, num_kv_heads, head_dim]: key and value of a token lie side by
+side, as they leave the fused projection, so that a step writes both with one indexed copy.
+
+Ownership: the block manager gives blocks to sequences; the pool knows only slots (block * block_size + offset).
+Block 0 is the null block: padding is written there and nothing is ever read from it. Stale entries may be read
+under a mask (weight exactly 0), so they must be finite: the pool starts zeroed, and a row that failed with NaN has
+its slots zeroed, because 0·NaN is NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.models.architecture import Architecture
+
+NULL_BLOCK = 0
+
+
+def bytes_per_block(architecture: Architecture, dtype: torch.dtype, block_size: int) -> int:
+    """Bytes that one block takes over all layers."""
+    return 2 * architecture.kv_size * architecture.num_layers * block_size * dtype.itemsize
+
+
+class KVPool:
+    def __init__(
+        self, architecture: Architecture, dtype: torch.dtype, device: torch.device, num_blocks: int, block_size: int
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (num_blocks, block_size, 2, architecture.num_kv_heads, architecture.head_dim)
+        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(architecture.num_layers)]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+    def zero_slots(self, slots: Tensor) -> None:
+        """Zero these slots in every layer."""
+        for layer in self.layers:
+            layer.view(-1, *layer.shape[2:]).index_fill_(0, slots, 0.0)

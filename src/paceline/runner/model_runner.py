@@ -1,0 +1,94 @@
+"""ModelRunner: one model on one rank. Load, size, forward.
+
+Contract
+- `forward(batch)` stores the keys and values of the batch's tokens and returns the logits that were asked for. Any
+  mix of prefill chunks, single tokens and K+1 verification rows is one arithmetic.
+- A token whose slot lies in the null block is computed and not kept: its row holds the entry already.
+- `finite[r]` is False if any token of row r left the last layer with a NaN or an infinity. It costs one reduction and
+  stays on the device.
+- The runner knows nothing of sequences, sampling or speculation, and synchronises with the host nowhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.config import ModelConfig
+from paceline.models.architecture import Architecture, read_architecture
+from paceline.models.llama import LlamaModel
+from paceline.models.loader import fill_dummy, load_weights
+from paceline.runner.attention_plan import plan_attention
+from paceline.runner.forward_batch import ForwardBatch
+from paceline.runner.kv_pool import KVPool, bytes_per_block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOutput:
+    logits: Tensor  # [L, V] float32, of batch.logits_indices
+    finite: Tensor  # [R] bool
+
+
+class ModelRunner:
+    def __init__(self, model: LlamaModel) -> None:
+        self.model = model
+        self.architecture: Architecture = model.arch
+        self.dtype = model.embedding.dtype
+        self.device = model.embedding.device
+        self._pool: KVPool | None = None
+
+    @classmethod
+    @torch.inference_mode()
+    def load(cls, config: ModelConfig, device: torch.device | str = "cpu", *, seed: int = 0) -> ModelRunner:
+        """Read `config.path`; load_format 'dummy' needs only its config.json and fills from `seed`."""
+        architecture = read_architecture(config.path)
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        model = LlamaModel(architecture, dtype, torch.device(device), config.max_model_len)
+        views = model.checkpoint_views()
+        if config.load_format == "dummy":
+            fill_dummy(views, seed)
+        else:
+            load_weights(views, config.path, tied_embeddings=architecture.tied_embeddings)
+        return cls(model)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(view.nbytes for view in self.model.checkpoint_views().values())
+
+    def bytes_per_block(self, block_size: int) -> int:
+        return bytes_per_block(self.architecture, self.dtype, block_size)
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        self._pool = KVPool(self.architecture, self.dtype, self.device, num_blocks, block_size)
+
+    @property
+    def pool(self) -> KVPool:
+        if self._pool is None:
+            raise RuntimeError("allocate_kv must be called before the first forward.")
+        return self._pool
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        pool = self.pool
+        plan = plan_attention(batch, self.architecture, self.dtype, pool.block_size)
+        hidden = self.model.forward(batch.token_ids, batch.positions, batch.slot_mapping, plan, pool.layers)
+        logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
+        return ForwardOutput(logits=logits, finite=_finite_rows(hidden, batch.query_lens))
+
+    @torch.inference_mode()
+    def zero_slots(self, slots: Tensor) -> None:
+        """Zero the cache at `slots` in every layer, after a row failed: stale NaN would pass through masks."""
+        self.pool.zero_slots(slots)
+
+
+def _finite_rows(hidden: Tensor, query_lens: list[int]) -> Tensor:
+    """[R] bool. A sum over the hidden state is finite only if all its (normed, hence small) members are."""
+    finite = torch.isfinite(hidden.sum(-1, dtype=torch.float32))  # [T]
+    num_rows = len(query_lens)
+    if len(set(query_lens)) == 1:
+        return finite.view(num_rows, -1).all(-1)
+    rows = [row for row, length in enumerate(query_lens) for _ in range(length)]
+    bad = torch.zeros(num_rows, device=hidden.device)
+    return bad.index_add_(0, torch.tensor(rows, device=hidden.device), (~finite).float()) == 0
