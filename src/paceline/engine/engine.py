@@ -188,6 +188,7 @@ class Engine:
     def _delta(self, update: Update) -> SequenceDelta:
         sequence = update.sequence
         self._stats.generation_tokens += len(update.token_ids)
+        self._stats.speculation.record(update.num_drafted, update.num_accepted)
         if sequence.finish_reason is not None:
             self._count_end(sequence)
             delta = self._final_delta(sequence, update.token_ids)

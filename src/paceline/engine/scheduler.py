@@ -36,6 +36,7 @@ class Update:
 
     sequence: Sequence
     token_ids: list[int]
+    num_drafted: int = 0
     num_accepted: int = 0
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
@@ -219,7 +220,7 @@ class Scheduler:
             self._end(sequence, sequence.finish_reason)
         num_accepted = min(result.num_accepted, num_kept)
         logprobs = result.logprobs[:num_kept] if result.logprobs is not None else None
-        return Update(sequence, result.output_token_ids[:num_kept], num_accepted, logprobs)
+        return Update(sequence, result.output_token_ids[:num_kept], result.num_drafted, num_accepted, logprobs)
 
     def _advance_over_chunk(self, sequence: Sequence, plan: RowPlan, result: RowResult) -> None:
         sequence.num_computed_tokens = plan.num_committed_tokens

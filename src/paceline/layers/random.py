@@ -1,0 +1,62 @@
+"""Random numbers as a function, not a stream: u = f(seed, position, purpose).
+
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), written with int64
+tensors so that a CPU and a GPU give the same bits. The key is the request's 64-bit seed; the counter is
+(position, purpose). Nothing depends on the batch, the rank or the padding around a row.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+class Purpose(IntEnum):
+    """What a number at a position is for: one number never serves two decisions."""
+
+    DRAFT = 0  # drawing a draft token
+    ACCEPT = 1  # the test u*q < p
+    TARGET = 2  # drawing a recovered, bonus or plain token
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Ten rounds over 32-bit words held in int64 tensors of one shape; returns four words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        low0, high0 = _multiply(c0, _MULTIPLIERS[0])
+        low1, high1 = _multiply(c2, _MULTIPLIERS[1])
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return c0, c1, c2, c3
+
+
+def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
+    """Low and high words of a 32 x 32 bit product. int64 wraps, and both words survive the wrap."""
+    product = a * b
+    return product & _MASK, (product >> 32) & _MASK
+
+
+def uniforms(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+    """Uniform numbers in [0, 1) with 53 bits, float64.
+
+    seeds: int64, the 64-bit seed as two's complement; positions: int64 >= 0; the shapes broadcast.
+    """
+    seeds, positions = torch.broadcast_tensors(seeds, positions)  # type: ignore[no-untyped-call]
+    zero = torch.zeros_like(positions)
+    counter = (positions & _MASK, (positions >> 32) & _MASK, zero + int(purpose), zero)
+    high, low, _, _ = philox(counter, (seeds & _MASK, (seeds >> 32) & _MASK))
+    return ((high >> 5) * 67108864.0 + (low >> 6)) * (1.0 / 9007199254740992.0)
+
+
+def as_int64(seed: int) -> int:
+    """A 64-bit seed as the int64 with the same bits."""
+    seed &= (1 << 64) - 1
+    return seed - (1 << 64) if seed >= 1 << 63 else seed

@@ -1,0 +1,123 @@
+"""SpeculativeDecoder: one step of every row. Read `run`, top to bottom: propose -> verify -> accept.
+
+Worked example, K = 3, a row with n committed tokens (the last is x) whose draft proposes d1 d2 d3:
+
+    the target reads        x    d1   d2   d3      at positions n-1 .. n+2
+    its laws at places      0    1    2    3       are for positions n .. n+3
+    d1 kept, d2 rejected    emitted: d1 and the token recovered at place 1; num_accepted = 1
+    d1 d2 d3 kept           emitted: d1 d2 d3 and the bonus token of place 3; num_accepted = 3
+
+Rows that only prefill pass through `verify` for their KV and emit nothing; a row without drafts is a row
+with K = 0 whose one token is drawn at place 0. The worker keeps nothing between steps.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from paceline.layers.random import Purpose, uniforms
+from paceline.layers.sampling import Law, SamplingBatch
+from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, StepTimings
+from paceline.runner import batch_inputs
+from paceline.runner.batch_inputs import HostBatch
+from paceline.runner.model_runner import ModelRunner
+from paceline.speculative.logprobs import token_logprobs
+from paceline.speculative.proposers.base import Proposer, emitting_rows
+from paceline.speculative.rejection import Outcome, Proposal, accept
+
+_NOT_FINITE = "The model produced NaN or infinite values for this request; it was ended to protect its neighbours."
+
+
+class SpeculativeDecoder:
+    def __init__(self, target: ModelRunner, proposer: Proposer, *, block_size: int, vocab_size: int) -> None:
+        """`vocab_size`: ids that may be emitted; a model's padded rows behind it are masked by being cut off."""
+        self._target = target
+        self._proposer = proposer
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        rows = emitting_rows(plan)
+        sampling = SamplingBatch(
+            [row.sampling for row in rows], [row.num_output_tokens for row in rows], self._target.device
+        )
+        started = time.perf_counter()
+        proposal = self._proposer.propose(plan, sampling)
+        proposed = time.perf_counter()
+        logits, finite = self._verify(plan, proposal)
+        verified = time.perf_counter()
+        law = sampling.law(logits)
+        outcome = self._accept(rows, sampling, law, proposal)
+        results = self._results(plan, proposal, outcome, logits, finite)
+        timings = StepTimings(proposed - started, verified - proposed, time.perf_counter() - verified)
+        return StepResult(step_id=plan.step_id, rows=results, timings=timings)
+
+    def _verify(self, plan: StepPlan, proposal: Proposal) -> tuple[Tensor, list[bool]]:
+        """One target pass over chunks and drafts: logits [B, K+1, V], and which rows stayed finite."""
+        batch, drafts = self._target_batch(plan, proposal)
+        output = self._target.forward(batch.to(self._target.device, drafts))
+        finite: list[bool] = output.finite.tolist()
+        if not all(finite):
+            self._zero_failed(batch, finite)
+        logits = output.logits[:, : self._vocab_size]
+        num_rows = len(proposal.num_drafted)
+        return logits.view(num_rows, proposal.num_speculative_tokens + 1, logits.shape[-1]), finite
+
+    def _target_batch(self, plan: StepPlan, proposal: Proposal) -> tuple[HostBatch, Tensor]:
+        drafted = iter(proposal.num_drafted)
+        num_drafted = [next(drafted) if row.emits else 0 for row in plan.rows]
+        spans = batch_inputs.target_spans(plan, num_drafted)
+        batch = batch_inputs.build(spans, self._block_size, proposal.num_speculative_tokens + 1)
+        tokens = proposal.draft_token_ids
+        return batch, tokens[tokens >= 0]
+
+    def _zero_failed(self, batch: HostBatch, finite: list[bool]) -> None:
+        """Wipe what a bad row wrote: NaN in the pool would pass through the masks of later readers."""
+        owners = [good for good, length in zip(finite, batch.query_lens, strict=True) for _ in range(length)]
+        bad = [slot for slot, good in zip(batch.slot_mapping.tolist(), owners, strict=True) if not good]
+        self._target.zero_slots(torch.tensor([*bad, *range(self._block_size)], device=self._target.device))
+
+    def _accept(self, rows: list[RowPlan], sampling: SamplingBatch, law: Law, proposal: Proposal) -> Outcome:
+        k, device = proposal.num_speculative_tokens, self._target.device
+        if sampling.all_greedy:  # one-hot laws: any number in [0, 1) gives the same answer
+            zeros = torch.zeros((len(rows), k + 1), dtype=torch.float64, device=device)
+            return accept(law, proposal, zeros[:, :k], zeros)
+        first = torch.tensor([row.num_committed_tokens for row in rows], dtype=torch.int64, device=device)
+        positions = first[:, None] + torch.arange(k + 1, device=device)
+        seeds = sampling.seeds[:, None]
+        u_accept = uniforms(seeds, positions[:, :k], Purpose.ACCEPT)
+        return accept(law, proposal, u_accept, uniforms(seeds, positions, Purpose.TARGET))
+
+    def _results(
+        self, plan: StepPlan, proposal: Proposal, outcome: Outcome, logits: Tensor, finite: list[bool]
+    ) -> list[RowResult]:
+        packed = torch.cat(
+            [outcome.num_accepted[:, None], outcome.valid[:, None].to(torch.int64), outcome.output_token_ids], dim=1
+        ).tolist()  # the step's one device-to-host copy of tokens
+        results = []
+        place = 0
+        for row, good in zip(plan.rows, finite, strict=True):
+            failed = row.seq_id in proposal.failed
+            if not row.emits:
+                error = None if good else _NOT_FINITE
+                results.append(RowResult(seq_id=row.seq_id, error=error, draft_failed=failed))
+                continue
+            num_accepted, valid, *tokens = packed[place]
+            output = tokens[: num_accepted + 1]
+            results.append(
+                RowResult(
+                    seq_id=row.seq_id,
+                    output_token_ids=output,
+                    num_accepted=num_accepted,
+                    num_drafted=proposal.num_drafted[place],
+                    logprobs=token_logprobs(logits[place], output, row.sampling.num_logprobs),
+                    error=None if good and valid else _NOT_FINITE,
+                    draft_failed=failed,
+                )
+            )
+            place += 1
+        return results

@@ -1,0 +1,122 @@
+"""DraftModelProposer: a small model runs ahead, one token a forward pass.
+
+The first pass reads each row's draft chunk: along with prefill chunks of rows that do not draft yet, the
+last two committed tokens of rows that do (an entry the pool already has goes to the null block), and more
+where the draft has fallen behind. Each later pass reads the token just drawn. The last token drawn is not
+read: the draft's watermark then lags one behind the target's, and the next first pass makes up for it.
+
+The law drawn from is kept as it was used, so the ratio sees the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.layers.random import Purpose, uniforms
+from paceline.layers.sampling import Law, SamplingBatch, draw
+from paceline.plan import RowPlan, StepPlan
+from paceline.runner import batch_inputs
+from paceline.runner.model_runner import ModelRunner
+from paceline.speculative.proposers.base import emitting_rows, nothing
+from paceline.speculative.rejection import Proposal
+
+
+class DraftModelProposer:
+    def __init__(self, runner: ModelRunner, *, block_size: int, vocab_size: int) -> None:
+        self._runner = runner
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+
+    def propose(self, plan: StepPlan, sampling: SamplingBatch) -> Proposal:
+        rows = emitting_rows(plan)
+        readers = [row for row in plan.rows if row.draft_chunk]
+        if not readers:
+            return nothing(rows, sampling.device)
+        logits, failed = self._read_chunks(readers)
+        num_drafts = [row.num_draft_tokens for row in rows]
+        draft = _Draft(rows, num_drafts, sampling)
+        active = draft.rows_at(0)
+        for step in range(max(num_drafts, default=0)):
+            tokens = draft.take(step, active, logits[:, : self._vocab_size])
+            after = draft.rows_at(step + 1)
+            if after:
+                logits = self._read_tokens([rows[row] for row in after], step, tokens[_places(active, after)])
+            active = after
+        return draft.proposal(failed)
+
+    def _read_chunks(self, readers: list[RowPlan]) -> tuple[Tensor, set[int]]:
+        """Logits of the rows that draft, in order, and the sequences whose hidden states went bad."""
+        batch = batch_inputs.build(batch_inputs.draft_chunk_spans(readers), self._block_size)
+        output = self._runner.forward(batch.to(self._runner.device))
+        finite = output.finite.tolist()
+        return output.logits, {row.seq_id for row, good in zip(readers, finite, strict=True) if not good}
+
+    def _read_tokens(self, rows: list[RowPlan], step: int, token_ids: Tensor) -> Tensor:
+        batch = batch_inputs.build(batch_inputs.draft_step_spans(rows, step), self._block_size)
+        return self._runner.forward(batch.to(self._runner.device, token_ids)).logits
+
+
+class _Draft:
+    """The tokens and laws of one step, filled column by column."""
+
+    def __init__(self, rows: list[RowPlan], num_drafts: list[int], sampling: SamplingBatch) -> None:
+        self._rows = rows
+        self._num_drafts = num_drafts
+        self._sampling = sampling
+        width, device = max(num_drafts, default=0), sampling.device
+        self._token_ids = torch.full((len(rows), width), -1, dtype=torch.int64, device=device)
+        self._valid = torch.ones((len(rows), width), dtype=torch.bool, device=device)
+        self._positions = torch.tensor([row.num_committed_tokens for row in rows], device=device)
+        self._probs: list[Tensor] = []  # one [Br, V] a step
+        self._random_row = {row: place for place, row in enumerate(sampling.random_rows.tolist())}
+
+    def rows_at(self, step: int) -> list[int]:
+        return [row for row, count in enumerate(self._num_drafts) if count > step]
+
+    def take(self, step: int, active: list[int], logits: Tensor) -> Tensor:
+        """Draw column `step` for the active rows from logits [A, V]; returns their tokens [A]."""
+        sampling = self._sampling.select(active)
+        law = sampling.law(logits.unsqueeze(1), first_place=step)
+        tokens = law.argmax[:, 0].clone()
+        if law.probs is not None:
+            drawn = law.random_rows
+            positions = self._positions[active][drawn] + step
+            u = uniforms(sampling.seeds[drawn], positions, Purpose.DRAFT)
+            tokens[drawn] = draw(law.probs[:, 0], u)
+        self._keep_law(active, law)
+        self._token_ids[active, step] = tokens
+        self._valid[active, step] = law.valid[:, 0]
+        return tokens
+
+    def _keep_law(self, active: list[int], law: Law) -> None:
+        if not self._random_row:
+            return
+        vocab = law.probs.shape[-1] if law.probs is not None else 1
+        if len(active) == len(self._rows) and law.probs is not None:
+            self._probs.append(law.probs[:, 0])
+            return
+        places = [self._random_row[row] for row in active if row in self._random_row]
+        kept = torch.zeros((len(self._random_row), vocab), device=self._sampling.device)
+        if law.probs is not None:
+            kept[places] = law.probs[:, 0]
+        self._probs.append(kept)
+
+    def proposal(self, failed: set[int]) -> Proposal:
+        """Rows whose draft went bad propose nothing."""
+        valid = self._valid.all(-1).tolist()
+        bad = [row.seq_id in failed or not good for row, good in zip(self._rows, valid, strict=True)]
+        failed = failed | {row.seq_id for row, is_bad in zip(self._rows, bad, strict=True) if is_bad}
+        num_drafted = [0 if is_bad else count for count, is_bad in zip(self._num_drafts, bad, strict=True)]
+        width = max(num_drafted, default=0)
+        token_ids = self._token_ids[:, :width]
+        if any(bad):
+            token_ids[torch.tensor(bad, device=token_ids.device)] = -1
+        probs = torch.stack(self._probs[:width], dim=1) if self._random_row and width else None
+        return Proposal(token_ids, num_drafted, probs, frozenset(failed))
+
+
+def _places(active: list[int], after: list[int]) -> list[int]:
+    """Where the rows that go on stand among the active ones."""
+    where = {row: place for place, row in enumerate(active)}
+    return [where[row] for row in after]

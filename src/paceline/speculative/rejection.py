@@ -1,0 +1,105 @@
+"""Rejection sampling: which drafts are kept, and which token follows them. Pure tensors, exact.
+
+Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318). With p the target's and q the
+draft's processed law at a place, a draft token x is accepted with probability min(1, p(x)/q(x)); at the
+first rejection the recovered token is drawn from norm(max(p - q, 0)); when all K are kept the bonus token
+is drawn from p at place K. The emitted tokens then have exactly the target's law.
+
+- q must be, bit for bit, the law that the draft token was drawn from; a proposer that does not draw
+  (argmax, n-gram) has the one-hot law, q(x) = 1.
+- The test is u*q < p: no division, so q = 0 cannot occur and p = q is always accepted (u < 1).
+- Temperature 0 is a one-hot p. Nothing here asks whether a row is greedy but the Law that stores it so.
+- An empty residual (p = q up to rounding, and yet a rejection) falls back to p.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.layers.sampling import Law, draw, gather
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a proposer suggests for B emitting rows.
+
+    draft_token_ids  [B, K] int64, padding -1
+    num_drafted      [B] on the host: tokens proposed for each row
+    draft_probs      [Br, K, V] float32: the laws drawn from, for the rows drawn at random (in the order of
+                     the target law's random_rows); None: every token is the argmax of its law (one-hot q)
+    failed           sequences whose draft gave NaN, emitting or not; they propose nothing
+    """
+
+    draft_token_ids: Tensor
+    num_drafted: list[int]
+    draft_probs: Tensor | None = None
+    failed: frozenset[int] = frozenset()
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        return self.draft_token_ids.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """num_accepted [B] in 0..K; output_token_ids [B, K+1], padding -1; valid [B]: the last token had a law."""
+
+    num_accepted: Tensor
+    output_token_ids: Tensor
+    valid: Tensor
+
+
+def accept(law: Law, proposal: Proposal, u_accept: Tensor, u_target: Tensor) -> Outcome:
+    """Decide every row. law covers K+1 places; u_accept [B, K] and u_target [B, K+1] are float64 in [0, 1)."""
+    drafts = proposal.draft_token_ids
+    p = law.of(drafts)  # [B, K]
+    q = _draft_law_of(law, proposal)  # [B, K]
+    kept = (u_accept * q < p) & (drafts >= 0)
+    num_accepted = kept.to(torch.int64).cumprod(-1).sum(-1)  # [B]
+    last = _last_token(law, proposal, num_accepted, u_target)  # [B]
+    places = torch.arange(drafts.shape[1] + 1, device=drafts.device)
+    output = torch.nn.functional.pad(drafts, (0, 1), value=-1)
+    output = torch.where(places < num_accepted[:, None], output, -1)
+    output = output.scatter(1, num_accepted[:, None], last[:, None])
+    valid = law.valid.gather(1, num_accepted[:, None]).squeeze(1)
+    return Outcome(num_accepted, output, valid)
+
+
+def _draft_law_of(law: Law, proposal: Proposal) -> Tensor:
+    """q(x) of every draft token: 1 where the proposer did not draw."""
+    q = torch.ones(proposal.draft_token_ids.shape, dtype=torch.float32, device=proposal.draft_token_ids.device)
+    if proposal.draft_probs is not None:
+        q[law.random_rows] = gather(proposal.draft_probs, proposal.draft_token_ids[law.random_rows])
+    return q
+
+
+def _last_token(law: Law, proposal: Proposal, num_accepted: Tensor, u_target: Tensor) -> Tensor:
+    """The recovered or bonus token of each row, drawn at place num_accepted."""
+    last = law.argmax.gather(1, num_accepted[:, None]).squeeze(1)
+    if law.probs is None:
+        return last
+    rows = law.random_rows
+    place = num_accepted[rows]
+    p = law.probs[torch.arange(len(rows), device=rows.device), place]  # [Br, V]
+    u = u_target[rows].gather(1, place[:, None]).squeeze(1)
+    last[rows] = draw(_residual(p, proposal, rows, place), u)
+    return last
+
+
+def _residual(p: Tensor, proposal: Proposal, rows: Tensor, place: Tensor) -> Tensor:
+    """max(p - q, 0) where a draft was rejected, p where none was left to reject; [Br, V], not normalised."""
+    if proposal.num_speculative_tokens == 0:
+        return p
+    at = place.clamp(max=proposal.num_speculative_tokens - 1)
+    rejected = proposal.draft_token_ids[rows].gather(1, at[:, None]).squeeze(1)  # -1: no draft there
+    rejected = torch.where(place < proposal.num_speculative_tokens, rejected, -1)
+    if proposal.draft_probs is not None:
+        q = proposal.draft_probs[torch.arange(len(rows), device=rows.device), at]
+    else:
+        q = torch.zeros_like(p).scatter_(1, rejected.clamp(min=0)[:, None], 1.0)
+    residual = (p - q).clamp_(min=0.0)
+    use_p = (rejected < 0) | (residual.sum(-1) <= 0)
+    return torch.where(use_p[:, None], p, residual)

@@ -1,0 +1,42 @@
+"""The executor: the ranks behind one call. Today one rank, in this process.
+
+`make_executor` is the only way in for the engine's owner; the engine itself knows the protocol alone.
+"""
+
+from __future__ import annotations
+
+from paceline.config import EngineConfig
+from paceline.engine.interfaces import Executor
+from paceline.errors import ConfigurationError
+from paceline.plan import StepPlan, StepResult
+from paceline.worker.worker import Worker
+
+
+class InProcessExecutor:
+    """One rank that runs in the caller's thread."""
+
+    def __init__(self, worker: Worker, block_size: int) -> None:
+        self._worker = worker
+        self.block_size = block_size
+        self.num_blocks = worker.memory.num_blocks
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self._worker.execute(plan)
+
+    def describe(self) -> dict[str, str]:
+        return self._worker.memory.describe()
+
+    def check_health(self) -> None:
+        """A worker in this thread is as healthy as its caller."""
+
+    def shutdown(self) -> None:
+        """Nothing outlives the object."""
+
+
+def make_executor(config: EngineConfig) -> Executor:
+    """Load the models and plan the memory. Raises ConfigurationError for what this version cannot run."""
+    if config.tensor_parallel_size > 1:
+        raise ConfigurationError(
+            f"tensor_parallel_size={config.tensor_parallel_size}: this version runs on one rank; leave it at 1."
+        )
+    return InProcessExecutor(Worker(config), config.cache.block_size)

@@ -1,0 +1,65 @@
+"""Worker: one rank. Loads both models, allocates both pools, executes plans.
+
+It keeps no sequence between two steps: everything a step needs is in its plan.
+"""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from paceline.config import EngineConfig
+from paceline.plan import StepPlan, StepResult
+from paceline.runner.model_runner import ModelRunner
+from paceline.speculative.decoder import SpeculativeDecoder
+from paceline.speculative.proposers import DraftModelProposer, NgramProposer, NoProposer, Proposer
+from paceline.worker.memory_plan import MemoryPlan, plan_memory
+
+
+class Worker:
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._device = torch.device(config.device)
+        self.target = ModelRunner.load(config.model, self._device)
+        self.draft = ModelRunner.load(config.draft, self._device) if config.draft else None
+        self.memory = self._plan_memory()
+        for runner in filter(None, (self.target, self.draft)):
+            runner.allocate_kv(self.memory.num_blocks, config.cache.block_size)
+        self.decoder = SpeculativeDecoder(
+            self.target, self._proposer(), block_size=config.cache.block_size, vocab_size=self._vocab_size()
+        )
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self.decoder.run(plan)
+
+    def _plan_memory(self) -> MemoryPlan:
+        block_size = self._config.cache.block_size
+        return plan_memory(
+            self._config,
+            target_weight_bytes=self.target.weight_bytes,
+            draft_weight_bytes=self.draft.weight_bytes if self.draft else 0,
+            target_bytes_per_block=self.target.bytes_per_block(block_size),
+            draft_bytes_per_block=self.draft.bytes_per_block(block_size) if self.draft else 0,
+            free_bytes=self._free_bytes(),
+        )
+
+    def _free_bytes(self) -> int:
+        if self._device.type == "cpu":
+            return int(psutil.virtual_memory().available)
+        free, total = torch.cuda.mem_get_info(self._device)
+        return int(free - (1.0 - self._config.cache.memory_utilization) * total)
+
+    def _vocab_size(self) -> int:
+        """Ids both models have; the configuration's, where the tokenizer has set it lower."""
+        sizes = [runner.architecture.vocab_size for runner in (self.target, self.draft) if runner]
+        return min([*sizes, self._config.model.vocab_size or sizes[0]])
+
+    def _proposer(self) -> Proposer:
+        speculative = self._config.speculative
+        if speculative is None:
+            return NoProposer()
+        if self.draft is not None:
+            return DraftModelProposer(
+                self.draft, block_size=self._config.cache.block_size, vocab_size=self._vocab_size()
+            )
+        return NgramProposer(min_length=speculative.prompt_lookup_min, max_length=speculative.prompt_lookup_max)
