@@ -1,0 +1,69 @@
+"""What is wrong with a set of arguments before any model has been read, and what is merely useless."""
+
+from __future__ import annotations
+
+from paceline.arguments.fields import EngineArguments, SpeculativeArguments
+from paceline.arguments.machine import Machine
+from paceline.hub.catalog import MISTAKEN_REPOS
+
+
+def check_names(arguments: EngineArguments, speculative: SpeculativeArguments | None, problems: list[str]) -> None:
+    if not arguments.model:
+        problems.append('Which model? Give model="<name, directory or repo id>".')
+    if arguments.tokenizer not in (None, arguments.model):
+        problems.append(f"tokenizer={arguments.tokenizer!r}: a model is served with its own tokenizer; leave it out.")
+    for argument, name in (("model", arguments.model), ("speculative_model", speculative and speculative.model)):
+        if name and name.lower() in MISTAKEN_REPOS:
+            problems.append(f"{argument}: '{name}' does not exist; it is '{MISTAKEN_REPOS[name.lower()]}'.")
+
+
+def check_machine(
+    arguments: EngineArguments, speculative: SpeculativeArguments | None, machine: Machine, problems: list[str]
+) -> None:
+    on_cpu = device_of(arguments, machine) == "cpu"
+    if arguments.device == "cuda" and machine.num_gpus == 0:
+        problems.append(
+            "device='cuda': this machine has no GPU that PyTorch can use; leave device out to run on the CPU."
+        )
+    if arguments.quantization is not None:
+        why = (
+            "FP8 and other quantised kernels need a GPU, and " + machine.gpus_in_words
+            if on_cpu
+            else ("this version has no quantised kernels")
+        )
+        problems.append(f"quantization={arguments.quantization!r} is not possible: {why}. Leave it out.")
+    sizes = {"tensor_parallel_size": arguments.tensor_parallel_size}
+    if speculative is not None and speculative.draft_tensor_parallel_size is not None:
+        sizes["draft_tensor_parallel_size"] = speculative.draft_tensor_parallel_size
+    for name, size in sizes.items():
+        if size > 1:
+            why = machine.gpus_in_words if size > machine.num_gpus or on_cpu else "this version runs on one GPU"
+            problems.append(f"{name}={size} is not possible: {why}. Set it to 1 or leave it out.")
+
+
+def device_of(arguments: EngineArguments, machine: Machine) -> str:
+    return machine.default_device if arguments.device == "auto" else arguments.device
+
+
+def notes(
+    given: frozenset[str], arguments: EngineArguments, speculative: SpeculativeArguments | None, machine: Machine
+) -> list[str]:
+    """Advice; `given` holds the names that the user wrote."""
+    found = []
+    on_cpu = device_of(arguments, machine) == "cpu"
+    if arguments.enforce_eager:
+        found.append(
+            "enforce_eager=True changes nothing on a CPU."
+            if on_cpu
+            else "enforce_eager=True switches captured graphs off and costs most of the gain; leave it out."
+        )
+    if on_cpu and "gpu_memory_utilization" in given:
+        found.append(
+            "gpu_memory_utilization has no effect on a CPU; kv_cache_memory_bytes sets the size of the KV cache there."
+        )
+    if speculative is not None and speculative.model == arguments.model:
+        found.append(
+            "The draft is the target itself: every draft is accepted, and nothing is faster. "
+            "Choose a smaller model of the same family."
+        )
+    return found

@@ -1,0 +1,37 @@
+"""What the machine can do, as far as a configuration depends on it. A value, so that tests can ask about others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.config import Dtype
+
+
+def _best_cpu_dtype() -> Dtype:
+    from paceline.layers.cpu import best_cpu_dtype
+
+    return best_cpu_dtype()
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    num_gpus: int = 0
+    cpu_dtype: Callable[[], Dtype] = _best_cpu_dtype  # asked only when dtype is "auto" on a CPU
+
+    @classmethod
+    def detect(cls) -> Machine:
+        import torch
+
+        return cls(num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+    @property
+    def default_device(self) -> Literal["cpu", "cuda"]:
+        return "cuda" if self.num_gpus else "cpu"
+
+    @property
+    def gpus_in_words(self) -> str:
+        if self.num_gpus == 0:
+            return "this machine has no GPU"
+        return f"this machine has {self.num_gpus} GPU{'s' if self.num_gpus > 1 else ''}"

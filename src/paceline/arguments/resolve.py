@@ -1,0 +1,226 @@
+"""Arguments that passed the cheap checks, and the models they name, become one EngineConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from paceline.arguments.checks import check_machine, check_names, device_of, notes
+from paceline.arguments.fields import (
+    EngineArguments,
+    SpeculativeArguments,
+    read_engine_arguments,
+    read_speculative_arguments,
+)
+from paceline.arguments.machine import Machine
+from paceline.config import (
+    CacheConfig,
+    Dtype,
+    EngineConfig,
+    LoadFormat,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+)
+from paceline.errors import ConfigurationError, PacelineError
+
+if TYPE_CHECKING:
+    from paceline.models.architecture import Architecture
+    from paceline.tokenizer import Tokenizer
+
+CPU_MAX_MODEL_LEN = 4096  # default; attention over more positions is slow on a CPU, and the cache is large
+MAX_NUM_BATCHED_TOKENS = 2048
+_DTYPES: dict[str, Dtype] = {"float": "float32", "half": "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    config: EngineConfig
+    tokenizer: Tokenizer | None  # None with skip_tokenizer_init
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """A model on disk, before the two of a pair are known to fit."""
+
+    name: str
+    path: Path
+    architecture: Architecture
+    tokenizer: Tokenizer | None
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that stand for text: a padded table of embeddings is longer than the tokenizer (p39)."""
+        size = self.architecture.vocab_size
+        return min(size, self.tokenizer.vocab_size) if self.tokenizer else size
+
+
+def resolve_arguments(
+    arguments: Mapping[str, Any], *, machine: Machine | None = None, progress: Callable[[str], None] | None = None
+) -> Resolved:
+    """Raises ConfigurationError with all problems. `progress` gets one line a stage while a model is fetched."""
+    problems: list[str] = []
+    engine = read_engine_arguments(arguments, problems)
+    speculative = read_speculative_arguments(arguments, problems)
+    machine = machine or Machine.detect()
+    check_names(engine, speculative, problems)
+    check_machine(engine, speculative, machine, problems)
+    _raise(problems)
+    target = _open(engine.model, engine, problems, progress)
+    draft = _open(speculative.model, engine, problems, progress) if speculative and speculative.model else None
+    _raise(problems)
+    assert target is not None
+    if draft is not None:
+        _check_pair(target, draft, problems)
+    config = _configure(engine, speculative, target, draft, machine, problems)
+    _raise(problems)
+    assert config is not None
+    given = frozenset(arguments)
+    return Resolved(config, target.tokenizer, tuple(notes(given, engine, speculative, machine)))
+
+
+def _raise(problems: list[str]) -> None:
+    if len(problems) == 1:
+        raise ConfigurationError(problems[0])
+    if problems:
+        lines = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(problems, 1))
+        raise ConfigurationError(f"{len(problems)} problems with these arguments:{lines}")
+
+
+@contextmanager
+def _collected(problems: list[str]) -> Iterator[None]:
+    try:
+        yield
+    except PacelineError as error:
+        problems.append(str(error))
+
+
+def _open(
+    name: str, arguments: EngineArguments, problems: list[str], progress: Callable[[str], None] | None
+) -> _Checkpoint | None:
+    from paceline.hub import resolve
+    from paceline.models.architecture import read_architecture
+    from paceline.tokenizer import load_tokenizer
+
+    with _collected(problems):
+        path = resolve(name, progress)
+        architecture = read_architecture(path)
+        tokenizer = None if arguments.skip_tokenizer_init else load_tokenizer(path)
+        return _Checkpoint(name, path, architecture, tokenizer)
+    return None
+
+
+def _check_pair(target: _Checkpoint, draft: _Checkpoint, problems: list[str]) -> None:
+    from paceline.tokenizer import same_tokens
+
+    difference = same_tokens(target.tokenizer, draft.tokenizer) if target.tokenizer and draft.tokenizer else None
+    if difference is not None:
+        problems.append(f"'{target.name}' and '{draft.name}' cannot work together: {difference}")
+    elif draft.architecture.vocab_size < target.vocab_size:
+        problems.append(
+            f"'{draft.name}' knows {draft.architecture.vocab_size} token ids and '{target.name}' uses "
+            f"{target.vocab_size}: the draft could not read all of the target's text. Choose another draft."
+        )
+
+
+def _configure(
+    arguments: EngineArguments,
+    speculative: SpeculativeArguments | None,
+    target: _Checkpoint,
+    draft: _Checkpoint | None,
+    machine: Machine,
+    problems: list[str],
+) -> EngineConfig | None:
+    device = device_of(arguments, machine)
+    dtype = _dtype(arguments, target.architecture, device, machine)
+    limit = CPU_MAX_MODEL_LEN if device == "cpu" else target.architecture.max_position_embeddings
+    max_model_len = _max_model_len("max_model_len", arguments.max_model_len, target, limit, problems)
+    load_format: LoadFormat = "dummy" if arguments.load_format == "dummy" else "auto"
+
+    def model(checkpoint: _Checkpoint, length: int) -> ModelConfig:
+        return ModelConfig(
+            path=checkpoint.path,
+            name=checkpoint.name,
+            dtype=dtype,
+            max_model_len=length,
+            load_format=load_format,
+            vocab_size=target.vocab_size,  # of the pair: a draft proposes nothing that the target cannot emit
+            eos_token_ids=_eos_token_ids(target),
+        )
+
+    with _collected(problems):
+        draft_config = None
+        if draft is not None and speculative is not None:
+            wanted = speculative.max_model_len
+            length = _max_model_len("speculative_config.max_model_len", wanted, draft, max_model_len, problems)
+            draft_config = model(draft, min(length, max_model_len))
+        return EngineConfig(
+            model=model(target, max_model_len),
+            speculative=_speculative(speculative, draft_config) if speculative else None,
+            cache=_cache(arguments),
+            scheduler=_scheduler(arguments),
+            tensor_parallel_size=arguments.tensor_parallel_size,
+            device="cuda" if device == "cuda" else "cpu",
+            enforce_eager=arguments.enforce_eager,
+            seed=arguments.seed or 0,
+        )
+    return None
+
+
+def _dtype(arguments: EngineArguments, architecture: Architecture, device: str, machine: Machine) -> Dtype:
+    if arguments.dtype != "auto":
+        return _DTYPES.get(arguments.dtype) or cast(Dtype, arguments.dtype)
+    if device == "cpu":
+        return machine.cpu_dtype()
+    return "float16" if architecture.dtype == "float16" else "bfloat16"
+
+
+def _max_model_len(argument: str, wanted: int | None, model: _Checkpoint, limit: int, problems: list[str]) -> int:
+    longest = model.architecture.max_position_embeddings
+    if wanted is None:
+        return min(longest, limit)
+    if wanted > longest:
+        problems.append(f"{argument}={wanted} is more than the {longest} positions that '{model.name}' was made for.")
+    return wanted
+
+
+def _eos_token_ids(target: _Checkpoint) -> tuple[int, ...]:
+    """Those of the checkpoint's configuration, as transformers' generate takes them; else the tokenizer's own."""
+    own = target.tokenizer.eos_token_id if target.tokenizer else None
+    return target.architecture.eos_token_ids or (() if own is None else (own,))
+
+
+def _speculative(arguments: SpeculativeArguments, draft: ModelConfig | None) -> SpeculativeConfig:
+    assert arguments.method is not None
+    longest = arguments.prompt_lookup_max or max(4, arguments.prompt_lookup_min or 0)
+    return SpeculativeConfig(
+        method=arguments.method,
+        num_speculative_tokens=arguments.num_speculative_tokens,
+        draft=draft,
+        draft_tensor_parallel_size=arguments.draft_tensor_parallel_size or 1,
+        prompt_lookup_max=longest,
+        prompt_lookup_min=min(2, longest) if arguments.prompt_lookup_min is None else arguments.prompt_lookup_min,
+    )
+
+
+def _cache(arguments: EngineArguments) -> CacheConfig:
+    return CacheConfig(
+        block_size=arguments.block_size or 16,
+        num_blocks=arguments.num_gpu_blocks_override or 0,
+        enable_prefix_caching=arguments.enable_prefix_caching is not False,
+        memory_utilization=arguments.gpu_memory_utilization,
+        kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
+    )
+
+
+def _scheduler(arguments: EngineArguments) -> SchedulerConfig:
+    max_num_seqs = 32 if arguments.max_num_seqs is None else arguments.max_num_seqs
+    budget = arguments.max_num_batched_tokens
+    return SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(MAX_NUM_BATCHED_TOKENS, max_num_seqs) if budget is None else budget,
+    )

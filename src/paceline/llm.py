@@ -1,0 +1,232 @@
+"""LLM: the engine in this process, with the shape of vLLM's offline API.
+
+    from paceline import LLM, SamplingParams
+    llm = LLM(model="smollm2-135m-instruct", speculative_config={"model": "smollm2-135m-instruct-draft"})
+    for output in llm.generate(["Hello"], SamplingParams(temperature=0.7, max_tokens=64)):
+        print(output.outputs[0].text, output.metrics.speculative_decoding.mean_acceptance_length)
+
+Contract
+- Results come in the order of the prompts. Prompts of one call run as one continuous batch.
+- A wrong prompt or parameter raises InvalidRequestError, and nothing of that call keeps running.
+- A request that fails inside the engine is returned with finish_reason "error"; the others are untouched.
+- `stream` may be left early, and several streams and calls may be open at once: each sees its own tokens.
+- Not for several threads; the server has the engine in a process of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from paceline.arguments import resolve_arguments
+from paceline.engine.statistics import EngineStats
+from paceline.errors import ConfigurationError, InvalidRequestError
+from paceline.outputs import OutputBuilder, RequestOutput
+from paceline.progress import GenerationProgress
+from paceline.prompts import Prompt, TokenizedPrompt, as_prompts, tokenize
+from paceline.sampling_params import SamplingParams
+from paceline.sequence import EngineRequest, SequenceDelta
+
+if TYPE_CHECKING:
+    from paceline.engine.core_process import EngineLike
+    from paceline.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+Message = Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """`arguments` are those of vLLM's LLM; see `paceline.arguments` for what is honoured."""
+
+    def __init__(self, model: str | Path, **arguments: Any) -> None:
+        resolved = resolve_arguments({"model": model, **arguments}, progress=logger.info)
+        for note in resolved.notes:
+            logger.warning(note)
+        self.config = resolved.config
+        self._tokenizer = resolved.tokenizer
+        self._engine: EngineLike | None = self._make_engine()
+        self._ids = itertools.count()
+        self._inbox: dict[str, deque[SequenceDelta]] = {}
+
+    def _make_engine(self) -> EngineLike:
+        from paceline.engine.engine import Engine
+        from paceline.worker.executor import make_executor
+
+        return Engine(self.config, make_executor(self.config), self._tokenizer)
+
+    # What users call
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer every prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a list of these.
+
+        `sampling_params` is one for all or one for each. `use_tqdm` shows a progress bar when the work is long.
+        """
+        return self._run(
+            [tokenize(prompt, self._tokenizer) for prompt in as_prompts(prompts)], sampling_params, use_tqdm
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, written with the model's chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        kwargs: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **(chat_template_kwargs or {})}
+        if continue_final_message:
+            kwargs["continue_final_message"] = True
+        if tools:
+            kwargs["tools"] = list(tools)
+        prompts = [self._chat_prompt(conversation, kwargs) for conversation in conversations]
+        return self._run(prompts, sampling_params, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[SequenceDelta]:
+        """Yield what each step adds to the answer of one prompt or one conversation."""
+        is_chat = not isinstance(prompt, str | Mapping) and bool(prompt) and isinstance(prompt[0], Mapping)
+        tokenized = self._chat_prompt(prompt, {}) if is_chat else tokenize(as_prompts(prompt)[0], self._tokenizer)
+        return self._deltas(tokenized, sampling_params or SamplingParams())
+
+    def get_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ConfigurationError("This LLM was made with skip_tokenizer_init=True; it has no tokenizer.")
+        return self._tokenizer
+
+    def stats(self) -> EngineStats:
+        return self._running_engine().stats()
+
+    def describe(self) -> dict[str, str]:
+        """The resolved configuration and memory plan."""
+        return self._running_engine().describe()
+
+    def close(self) -> None:
+        """Free the models. A closed LLM answers nothing any more; closing twice is harmless."""
+        if self._engine is not None:
+            self._engine.shutdown()
+            self._engine = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # How it works
+
+    def _chat_prompt(self, messages: Any, kwargs: dict[str, Any]) -> TokenizedPrompt:
+        return TokenizedPrompt(None, self.get_tokenizer().apply_chat_template(messages, **kwargs))
+
+    def _run(self, prompts: list[TokenizedPrompt], sampling_params: Params, show_progress: bool) -> list[RequestOutput]:
+        builders: dict[str, OutputBuilder] = {}
+        try:
+            for index, params in enumerate(_one_for_each(sampling_params, len(prompts))):
+                with _naming_the_prompt(index, len(prompts)):
+                    request_id = self._submit(prompts[index], params)
+                builders[request_id] = self._builder(request_id, prompts[index], params)
+            with GenerationProgress(len(builders), enabled=show_progress) as progress:
+                self._finish(builders, progress)
+        finally:
+            self._abandon([name for name, builder in builders.items() if not builder.output.finished])
+        return [builder.output for builder in builders.values()]
+
+    def _builder(self, request_id: str, prompt: TokenizedPrompt, params: SamplingParams) -> OutputBuilder:
+        return OutputBuilder(request_id, prompt.text, prompt.token_ids, params, self._tokenizer)
+
+    def _finish(self, builders: dict[str, OutputBuilder], progress: GenerationProgress) -> None:
+        unfinished = dict(builders)
+        while unfinished:
+            self._pump()
+            for request_id, builder in list(unfinished.items()):
+                inbox = self._inbox[request_id]
+                while inbox:
+                    delta = inbox.popleft()
+                    builder.add(delta)
+                    progress.add(delta)
+                if builder.output.finished:
+                    progress.finish_request()
+                    del unfinished[request_id], self._inbox[request_id]
+
+    def _deltas(self, prompt: TokenizedPrompt, params: SamplingParams) -> Iterator[SequenceDelta]:
+        request_id, unfinished = self._submit(prompt, params), params.n
+        try:
+            while unfinished:
+                inbox = self._inbox[request_id]
+                while not inbox:
+                    self._pump()
+                delta = inbox.popleft()
+                unfinished -= delta.finish_reason is not None
+                yield delta
+        finally:
+            self._abandon([request_id] if unfinished else [])
+            self._inbox.pop(request_id, None)
+
+    def _submit(self, prompt: TokenizedPrompt, params: SamplingParams) -> str:
+        request_id = str(next(self._ids))
+        if self._tokenizer is None and params.stop:
+            raise InvalidRequestError("Stop strings need a tokenizer; this LLM has none.", param="stop")
+        self._running_engine().add_request(
+            EngineRequest(request_id=request_id, prompt_token_ids=prompt.token_ids, sampling_params=params)
+        )
+        self._inbox[request_id] = deque()
+        return request_id
+
+    def _pump(self) -> None:
+        """One step of the engine; its deltas go to whoever asked, those of abandoned requests to nobody."""
+        for delta in self._running_engine().step():
+            if delta.request_id in self._inbox:
+                self._inbox[delta.request_id].append(delta)
+
+    def _abandon(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._inbox.pop(request_id, None)
+            if self._engine is not None:
+                self._engine.abort(request_id)
+
+    def _running_engine(self) -> EngineLike:
+        if self._engine is None:
+            raise ConfigurationError("This LLM was closed; make a new one.")
+        return self._engine
+
+
+def _one_for_each(sampling_params: Params, count: int) -> list[SamplingParams]:
+    if sampling_params is None or isinstance(sampling_params, SamplingParams):
+        return [sampling_params or SamplingParams()] * count
+    if len(sampling_params) != count:
+        raise InvalidRequestError(
+            f"There are {count} prompts and {len(sampling_params)} sampling parameters; give one for all, or one each.",
+            param="sampling_params",
+        )
+    return list(sampling_params)
+
+
+@contextmanager
+def _naming_the_prompt(index: int, count: int) -> Iterator[None]:
+    """Say which of many prompts was refused."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        if count == 1:
+            raise
+        raise InvalidRequestError(f"prompts[{index}]: {error}", param=error.param, code=error.code) from error
