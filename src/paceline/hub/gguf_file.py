@@ -44,13 +44,13 @@ class GgufFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """In PyTorch's order: [out, in]."""
-        return tuple(int(size) for size in reversed(self.tensors[name].shape))
+        return tuple(int(size) for size in reversed(self._tensor(name).shape))
 
     def array(self, name: str) -> NDArray[Any]:
         """Dequantised, in PyTorch's order of dimensions."""
         from gguf.quants import dequantize
 
-        tensor = self.tensors[name]
+        tensor = self._tensor(name)
         try:
             return dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError as error:
@@ -58,3 +58,8 @@ class GgufFile:
                 f"'{self.path}' stores {name} as {tensor.tensor_type.name}, which cannot be dequantised. "
                 "Use a file with another quantisation (Q4_K_M and Q8_0 work)."
             ) from error
+
+    def _tensor(self, name: str) -> ReaderTensor:
+        if name not in self.tensors:
+            raise UnsupportedModelError(f"'{self.path}' holds no tensor '{name}': it is not a whole model.")
+        return self.tensors[name]
