@@ -6,14 +6,15 @@ draft. Token ids are positions in VOCABULARY; `FakeTokenizer` reads and writes t
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.config import EngineConfig, ModelConfig
 from paceline.engine.statistics import EngineStats
-from paceline.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
+from paceline.errors import ConfigurationError, EngineDeadError, InvalidRequestError, UnsupportedModelError
 from paceline.plan import TokenLogprobs
 from paceline.sequence import EngineRequest, FinishReason, SequenceDelta, SpeculationCounts
 
@@ -142,3 +143,49 @@ def make_fake(config: EngineConfig) -> FakeEngine:
         case "stuck":
             return FakeEngine(config, step_seconds=60)
     return FakeEngine(config, step_seconds=0.01)
+
+
+class FakeClient:
+    """An engine client over a FakeEngine in this process: one step whenever somebody waits for a delta."""
+
+    def __init__(self) -> None:
+        self.engine = FakeEngine(fake_config())
+        self.is_healthy = True
+        self.dies_after: int | None = None  # steps
+        self.inbox: dict[str, list[SequenceDelta]] = {}
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceDelta, None]:
+        self._check_alive()
+        self.engine.add_request(request)
+        self.inbox[request.request_id] = []
+        unfinished = request.sampling_params.n
+        try:
+            while unfinished:
+                await asyncio.sleep(0)
+                self._step_if_needed(request.request_id)
+                for delta in self.inbox[request.request_id]:
+                    unfinished -= delta.finish_reason is not None
+                    yield delta
+                self.inbox[request.request_id] = []
+        finally:
+            del self.inbox[request.request_id]
+            if unfinished:
+                self.engine.abort(request.request_id)
+
+    def _step_if_needed(self, request_id: str) -> None:
+        if self.inbox[request_id]:
+            return
+        self._check_alive()
+        for delta in self.engine.step():
+            if delta.request_id in self.inbox:
+                self.inbox[delta.request_id].append(delta)
+
+    def _check_alive(self) -> None:
+        if self.dies_after == 0:
+            raise EngineDeadError("killed by the test")
+        if self.dies_after is not None:
+            self.dies_after -= 1
+
+    async def stats(self) -> EngineStats:
+        self._check_alive()
+        return self.engine.stats()

@@ -166,11 +166,14 @@ def test_a_closed_llm_says_so(llm: FakeLLM) -> None:
 def test_beam_search_is_refused_where_it_is_asked_for() -> None:
     SamplingParams(temperature=0.7, top_p=0.9, max_tokens=512, use_beam_search=False)
     with pytest.raises(InvalidRequestError, match="beam search"):
-        SamplingParams(use_beam_search=True)
+        SamplingParams(best_of=4)
 
 
 def test_the_package_names_exist_and_cost_no_torch() -> None:
     assert all(getattr(paceline, name) for name in paceline.__all__)
-    code = "import sys, paceline.cli, paceline.llm; from paceline import LLM; print('torch' in sys.modules, 'transformers' in sys.modules)"
+    code = (
+        "import sys, paceline.cli, paceline.llm; from paceline import LLM;"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
@@ -86,7 +86,7 @@ class AsyncEngine:
 
     # What the server calls
 
-    async def generate(self, request: EngineRequest) -> AsyncIterator[SequenceDelta]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceDelta, None]:
         self._check_alive()
         queue: asyncio.Queue[_Event] = asyncio.Queue()
         self._requests[request.request_id] = queue

@@ -1,0 +1,89 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request, Response
+
+from paceline.errors import InvalidRequestError
+from paceline.sequence import SequenceDelta
+from paceline.server.errors import json_response
+from paceline.server.generation import Generation
+from paceline.server.protocol import ChatRequest
+from paceline.server.responses import Json, chat_choice, chat_delta, chat_logprobs, envelope, metrics, usage
+from paceline.server.service import ServerState
+from paceline.server.streaming import DONE, Events, event, open_stream, while_connected
+
+
+def chat_router(state: ServerState) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        state.check_model(body.model)
+        params = body.sampling_params()
+        answer = _ChatAnswer(state, body)
+        try:
+            prompt = await state.chat_prompt(body)
+            generation = Generation(state.engine, answer.name, [prompt], params)
+            if body.stream:
+                return await open_stream(request, answer.events(generation))
+            return json_response(await while_connected(request.receive, answer.complete(generation)))
+        except InvalidRequestError as error:
+            if error.param != "prompt":
+                raise
+            raise InvalidRequestError(str(error), param="messages", code=error.code) from None
+
+    return router
+
+
+class _ChatAnswer:
+    def __init__(self, state: ServerState, body: ChatRequest) -> None:
+        self._state = state
+        self._body = body
+        self._created = int(time.time())
+        self.name = f"chatcmpl-{uuid.uuid4().hex}"
+
+    async def complete(self, generation: Generation) -> Json:
+        answers = await generation.collect()
+        text = self._state.token_text
+        choices = [
+            chat_choice(
+                index,
+                answer,
+                chat_logprobs(answer.token_ids, answer.logprobs, text) if self._body.logprobs else None,
+            )
+            for index, answer in enumerate(answers)
+        ]
+        body = envelope(self.name, "chat.completion", self._created, self._body.model, choices)
+        return body | {"usage": usage(generation), "metrics": metrics(generation.speculation)}
+
+    async def events(self, generation: Generation) -> Events:
+        introduced = False
+        async with aclosing(generation.deltas()) as deltas:
+            async for index, delta in deltas:
+                if not introduced:  # the engine has accepted the request
+                    introduced = True
+                    for choice in range(generation.num_choices):
+                        yield self._chunk([chat_delta(choice, {"role": "assistant", "content": ""})])
+                if delta.text or delta.logprobs or delta.finish_reason:
+                    yield self._chunk([self._choice(index, delta)])
+        if self._body.include_usage:
+            yield self._chunk([], {"usage": usage(generation), "metrics": metrics(generation.speculation)})
+        yield DONE
+
+    def _choice(self, index: int, delta: SequenceDelta) -> Json:
+        logprobs = None
+        if self._body.logprobs and delta.logprobs:
+            logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._state.token_text)
+        content = {"content": delta.text} if delta.text or logprobs else {}
+        return chat_delta(index, content, delta.finish_reason, logprobs)
+
+    def _chunk(self, choices: list[Json], extra: Json | None = None) -> bytes:
+        body = envelope(self.name, "chat.completion.chunk", self._created, self._body.model, choices)
+        if self._body.include_usage:
+            body["usage"] = None
+        return event(body | (extra or {}))

@@ -1,0 +1,137 @@
+"""Every error as OpenAI's body with the right status: {"error": {"message", "type", "param", "code"}}.
+
+400 the request is wrong · 404 no such model or path · 405 no such method here · 415 not JSON
+500 a fault of ours, or of this request inside the engine · 503 the engine is gone
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from paceline.errors import EngineDeadError, InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+CLIENT_GONE = 499  # nobody reads this answer; the number is for the access log
+
+
+class UnknownModelError(InvalidRequestError):
+    """404: the request names a model that is not served."""
+
+
+class RequestFailedError(RuntimeError):
+    """The engine accepted the request and could not finish it."""
+
+
+class ClientGoneError(Exception):
+    """The client hung up before the answer was ready."""
+
+
+def error_body(error: BaseException) -> tuple[int, dict[str, Any]]:
+    """Status and body of an error that one request met."""
+    match error:
+        case UnknownModelError():
+            return 404, _body(str(error), "invalid_request_error", error.param, error.code)
+        case InvalidRequestError():
+            return 400, _body(str(error), "invalid_request_error", error.param, error.code)
+        case EngineDeadError():
+            return 503, _body(f"The engine is not running: {error}", "service_unavailable", None, "engine_dead")
+        case RequestFailedError():
+            return 500, _body(str(error), "internal_error", None, "generation_failed")
+        case _:
+            return 500, _body("Internal error; the server's log has the details.", "internal_error", None, None)
+
+
+def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers=dict(headers or {}), media_type="application/json")
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(ClientGoneError, _on_client_gone)
+    for kind in (InvalidRequestError, EngineDeadError, RequestFailedError, Exception):
+        app.add_exception_handler(kind, _on_error)
+
+
+async def _on_error(_request: Request, error: Exception) -> Response:
+    status, body = error_body(error)
+    return json_response(body, status)
+
+
+async def _on_client_gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods, and bodies that Starlette cannot read."""
+    assert isinstance(error, HTTPException)
+    messages = {
+        404: f"No such path: {request.method} {request.url.path}. The API is under /v1; see /docs.",
+        405: f"{request.url.path} does not take {request.method}.",
+    }
+    message = messages.get(error.status_code, str(error.detail))
+    body = _body(message, "invalid_request_error", None, "not_found" if error.status_code == 404 else None)
+    return json_response(body, error.status_code, error.headers)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = _most_precise(error.errors())
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidRequestError):
+        return await _on_error(request, cause)
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        return json_response(
+            _body(f"The body is not valid JSON: {reason}.", "invalid_request_error", None, "invalid_json"), 400
+        )
+    if len(first["loc"]) < 2:
+        return json_response(_body(_whole_body_message(request), "invalid_request_error", None, None), 400)
+    param, message = _field_message(first)
+    return json_response(_body(message, "invalid_request_error", param, None), 400)
+
+
+def _most_precise(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Of the first wrong field. Each member of a union complains; the one that got furthest was meant."""
+    field = errors[0]["loc"][:2]
+    return max((error for error in errors if error["loc"][:2] == field), key=lambda error: len(error["loc"]))
+
+
+def _whole_body_message(request: Request) -> str:
+    kind = request.headers.get("content-type", "none")
+    if not kind.startswith("application/json"):
+        return f"The body must be JSON: send the header 'Content-Type: application/json', not '{kind}'."
+    return "The body must be a JSON object."
+
+
+def _field_message(error: Mapping[str, Any]) -> tuple[str, str]:
+    """The field's name as OpenAI writes it, messages[0].content, and what is wrong with it."""
+    param = _path(error["loc"][1:])
+    if error["type"] == "missing":
+        return param, f"Missing required field '{param}'."
+    if error["type"] == "extra_forbidden":
+        return param, f"Unknown field '{param}'."
+    return param, f"'{param}' is wrong: {error['msg'][:1].lower()}{error['msg'][1:]}."
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """Field names and indices; the names of union members, which pydantic puts in between, are left out."""
+    path = str(location[0])
+    for part in location[1:]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part.isidentifier() and part not in ("str", "int", "float", "bool", "dict", "TextPart"):
+            path += f".{part}"
+    return path

@@ -1,0 +1,188 @@
+"""The request bodies of the API. Every field is honoured or refused with a 400 that names it.
+
+The models are strict: "0.7" is not a number and 1 is not true. vLLM's extra sampling fields are honoured too.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from paceline.arguments.foreign import Foreign
+from paceline.errors import InvalidRequestError, did_you_mean
+from paceline.sampling_params import SamplingParams
+from paceline.server.unsupported import CHAT, COMPLETION
+
+_SAMPLING_FIELDS = (
+    "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
+    "ignore_eos", "min_tokens", "logit_bias", "allowed_token_ids", "skip_special_tokens",
+)  # fmt: skip
+
+
+Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # more than that is never meant, and fits nowhere
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+# Keywords of transformers' apply_chat_template that are not variables of a template.
+_NOT_FOR_TEMPLATES = {
+    "chat_template", "conversation", "documents", "max_length", "padding", "return_assistant_tokens_mask",
+    "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+}  # fmt: skip
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Strict):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None  # padding against traffic analysis is not offered
+
+
+class GenerationRequest(_Strict):
+    """What both generating endpoints take."""
+
+    unsupported: ClassVar[dict[str, Foreign]] = {}
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: Int | None = None
+    logit_bias: dict[TokenKey, float] | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    min_tokens: Int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[TokenId] | None = None
+    allowed_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    user: str | None = Field(None, description="Who asks; never changes the answer.")
+    safety_identifier: str | None = Field(None, description="Who asks; never changes the answer.")
+    prompt_cache_key: str | None = Field(
+        None, description="Has no effect: the prefix cache finds shared prefixes itself."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_offered(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        for name, value in body.items():
+            foreign = cls.unsupported.get(name)
+            if foreign is not None and not foreign.accepts(value):
+                raise InvalidRequestError(
+                    f"'{name}' is not supported with this value: {foreign.reason}",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+            if foreign is None and name not in cls.model_fields:
+                guess = did_you_mean(name, [*cls.model_fields, *cls.unsupported])
+                raise InvalidRequestError(f"Unknown field '{name}'.{guess}", param=name, code="unknown_parameter")
+        return {name: value for name, value in body.items() if name not in cls.unsupported}
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequestError("stream_options needs stream=true.", param="stream_options")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def _sampling(self, **resolved: Any) -> SamplingParams:
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
+        return SamplingParams(**given, **resolved)
+
+
+class TextPart(_Strict):
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(_Strict):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    # Present in the messages that clients send back; there is nothing in them.
+    refusal: None = None
+    annotations: list[Any] | None = Field(None, max_length=0)
+    audio: None = None
+    tool_calls: list[Any] | None = Field(None, max_length=0)
+    function_call: None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """Templates know no developer; it is the newer name of system."""
+        role = "system" if self.role == "developer" else self.role
+        content = self.content if isinstance(self.content, str | None) else "".join(part.text for part in self.content)
+        return {"role": role, "content": content}
+
+
+class ChatRequest(GenerationRequest):
+    unsupported: ClassVar[dict[str, Foreign]] = CHAT
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequestError("top_logprobs needs logprobs=true.", param="top_logprobs")
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise InvalidRequestError("max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
+        wanted = next((value for value in both if value is not None), None)
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        try:
+            return self._sampling(max_tokens=wanted, logprobs=logprobs)
+        except InvalidRequestError as error:
+            raise self._in_own_words(error) from None
+
+    def _in_own_words(self, error: InvalidRequestError) -> InvalidRequestError:
+        names = {"logprobs": "top_logprobs"}
+        if self.max_tokens is None:
+            names["max_tokens"] = "max_completion_tokens"
+        name = names.get(error.param or "")
+        if name is None:
+            return error
+        return InvalidRequestError(str(error).replace(str(error.param), name, 1), param=name, code=error.code)
+
+    def template_arguments(self) -> dict[str, Any]:
+        arguments = dict(self.chat_template_kwargs or {})
+        for name in arguments.keys() & _NOT_FOR_TEMPLATES:
+            raise InvalidRequestError(
+                f"chat_template_kwargs: '{name}' is not a variable of a template.", param="chat_template_kwargs"
+            )
+        if self.continue_final_message:
+            arguments |= {"continue_final_message": True, "add_generation_prompt": False}
+        if self.add_generation_prompt is not None:
+            arguments["add_generation_prompt"] = self.add_generation_prompt
+        return arguments
+
+
+class CompletionRequest(GenerationRequest):
+    unsupported: ClassVar[dict[str, Foreign]] = COMPLETION
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    logprobs: Int | None = None
+    add_special_tokens: bool | None = None
+
+    def sampling_params(self) -> SamplingParams:
+        return self._sampling(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=self.logprobs)
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry a prompt, in order."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]

@@ -1,0 +1,96 @@
+"""The JSON that the API answers with, as plain dicts in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.plan import TokenLogprobs
+from paceline.sequence import SpeculationCounts
+from paceline.server.generation import Answer, Generation
+
+Json = dict[str, Any]
+TokenText = Callable[[int], str]
+_SMALLEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
+
+
+def usage(generation: Generation) -> Json:
+    prompt, completion = generation.num_prompt_tokens, generation.num_completion_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+    }
+
+
+def metrics(counts: SpeculationCounts) -> Json:
+    return {
+        "speculative_decoding": {
+            "num_drafts": counts.num_drafts,
+            "num_draft_tokens": counts.num_draft_tokens,
+            "num_accepted_tokens": counts.num_accepted_tokens,
+            "num_accepted_tokens_per_pos": counts.num_accepted_tokens_per_pos,
+            "mean_acceptance_length": counts.mean_acceptance_length,
+            "draft_acceptance_rate": counts.acceptance_rate,
+        }
+    }
+
+
+def envelope(name: str, kind: str, created: int, model: str, choices: list[Json]) -> Json:
+    return {"id": name, "object": kind, "created": created, "model": model, "choices": choices}
+
+
+def chat_choice(index: int, answer: Answer, logprobs: Json | None) -> Json:
+    message = {"role": "assistant", "content": answer.text, "refusal": None}
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
+    }
+
+
+def chat_delta(index: int, delta: Json, finish_reason: str | None = None, logprobs: Json | None = None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def text_choice(index: int, text: str, finish_reason: str | None, logprobs: Json | None) -> Json:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def chat_logprobs(token_ids: Sequence[int], entries: Sequence[TokenLogprobs], text: TokenText) -> Json:
+    content = []
+    for token_id, entry in zip(token_ids, entries, strict=True):
+        alternatives = zip(entry.top_ids, entry.top_logprobs, strict=True)
+        top = [_token_logprob(top_id, value, text) for top_id, value in alternatives]
+        content.append(_token_logprob(token_id, entry.logprob, text) | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _token_logprob(token_id: int, logprob: float, text: TokenText) -> Json:
+    token = text(token_id)
+    return {"token": token, "logprob": max(logprob, _SMALLEST_LOGPROB), "bytes": list(token.encode())}
+
+
+def text_logprobs(
+    token_ids: Sequence[int], entries: Sequence[TokenLogprobs], text: TokenText, first_offset: int
+) -> Json:
+    """The completions form. `text_offset` counts characters of the answer before each token."""
+    tokens = [text(token_id) for token_id in token_ids]
+    offsets = [first_offset]
+    for token in tokens:
+        offsets.append(offsets[-1] + len(token))
+    return {
+        "tokens": tokens,
+        "token_logprobs": [max(entry.logprob, _SMALLEST_LOGPROB) for entry in entries],
+        "top_logprobs": [
+            {
+                text(top_id): max(value, _SMALLEST_LOGPROB)
+                for top_id, value in zip(entry.top_ids, entry.top_logprobs, strict=True)
+            }
+            for entry in entries
+        ],
+        "text_offset": offsets[:-1],
+    }

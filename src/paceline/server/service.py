@@ -1,0 +1,63 @@
+"""ServerState: what every endpoint needs, and the steps that all of them share.
+
+The tokenizer works in one thread of its own, so that a long prompt holds up no stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from paceline.config import EngineConfig
+from paceline.errors import InvalidRequestError, did_you_mean
+from paceline.prompts import encode_text
+from paceline.server.engine_client import EngineClient
+from paceline.server.errors import UnknownModelError
+from paceline.server.protocol import ChatRequest
+from paceline.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class ServerState:
+    def __init__(
+        self, engine: EngineClient, served_model_names: Sequence[str], tokenizer: Tokenizer, config: EngineConfig
+    ) -> None:
+        self.engine = engine
+        self.names = tuple(served_model_names)
+        self.tokenizer = tokenizer
+        self.config = config
+        self.created = int(time.time())
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+
+    def check_model(self, name: str) -> None:
+        if name not in self.names:
+            served = ", ".join(f"'{known}'" for known in self.names)
+            raise UnknownModelError(
+                f"The model '{name}' does not exist here.{did_you_mean(name, self.names)} Served: {served}.",
+                param="model",
+                code="model_not_found",
+            )
+
+    async def chat_prompt(self, body: ChatRequest) -> list[int]:
+        messages, arguments = [message.for_template() for message in body.messages], body.template_arguments()
+        return await self._in_thread(lambda: self.tokenizer.apply_chat_template(messages, **arguments))
+
+    async def prompt(self, prompt: str | list[int], add_special_tokens: bool | None) -> list[int]:
+        if isinstance(prompt, list):
+            return prompt
+        if add_special_tokens is False:
+            return await self._in_thread(lambda: self.tokenizer.encode(prompt, add_special_tokens=False))
+        return await self._in_thread(lambda: encode_text(prompt, self.tokenizer))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except UnicodeEncodeError:
+            raise InvalidRequestError("The prompt is not valid Unicode.", param="prompt") from None
+
+    def token_text(self, token_id: int) -> str:
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)

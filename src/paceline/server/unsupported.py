@@ -1,0 +1,62 @@
+"""Request fields that the server knows and does not have, with the values that ask for nothing.
+
+A field is accepted at such a value (clients send defaults) and refused by name at any other. Fields that only
+say who is asking (`user`, `safety_identifier`, `prompt_cache_key`) are part of the request models: they never
+change an answer.
+"""
+
+from __future__ import annotations
+
+from paceline.arguments.foreign import Foreign
+
+_NO_TOOLS = "tools are not supported yet."
+_NO_PENALTIES = "penalties are not supported yet."
+_NO_GRAMMAR = "structured output is not supported yet."
+_NO_STORE = "nothing is stored on this server."
+_NO_BEAMS = "beam search does not go with speculative decoding; use n with temperature > 0."
+_TEXT_ONLY = "this server reads and writes text only."
+
+COMMON: dict[str, Foreign] = {
+    "frequency_penalty": Foreign((None, 0, 0.0), _NO_PENALTIES),
+    "presence_penalty": Foreign((None, 0, 0.0), _NO_PENALTIES),
+    "repetition_penalty": Foreign((None, 1, 1.0), _NO_PENALTIES),
+    "best_of": Foreign((None, 1), _NO_BEAMS),
+    "use_beam_search": Foreign((None, False), _NO_BEAMS),
+    "length_penalty": Foreign((None, 1, 1.0), _NO_BEAMS),
+    "early_stopping": Foreign((None, False), _NO_BEAMS),
+    "bad_words": Foreign((None, []), "use logit_bias or stop."),
+    "echo": Foreign((None, False), "the prompt is not returned."),
+    "prompt_logprobs": Foreign((None,), "log-probabilities of the prompt are not computed."),
+    "structured_outputs": Foreign((None,), _NO_GRAMMAR),
+    "guided_json": Foreign((None,), _NO_GRAMMAR),
+    "guided_regex": Foreign((None,), _NO_GRAMMAR),
+    "guided_choice": Foreign((None,), _NO_GRAMMAR),
+    "guided_grammar": Foreign((None,), _NO_GRAMMAR),
+    "response_format": Foreign((None, {"type": "text"}), _NO_GRAMMAR),
+    "truncate_prompt_tokens": Foreign((None,), "prompts are never cut silently."),
+    "priority": Foreign((None, 0), "requests are served in the order of their arrival."),
+    "metadata": Foreign((None, {}), _NO_STORE),
+}
+
+CHAT: dict[str, Foreign] = COMMON | {
+    "store": Foreign((None, False), _NO_STORE),
+    "tools": Foreign((None, []), _NO_TOOLS),
+    "tool_choice": Foreign((None, "none", "auto"), _NO_TOOLS),
+    "parallel_tool_calls": Foreign((None, True), _NO_TOOLS),
+    "functions": Foreign((None, []), _NO_TOOLS),
+    "function_call": Foreign((None, "none", "auto"), _NO_TOOLS),
+    "modalities": Foreign((None, ["text"]), _TEXT_ONLY),
+    "audio": Foreign((None,), _TEXT_ONLY),
+    "prediction": Foreign((None,), 'use --speculative-config \'{"method": "ngram"}\' for text that repeats.'),
+    "reasoning_effort": Foreign((None,), "pass chat_template_kwargs if the model's template has such a switch."),
+    "verbosity": Foreign((None, "medium"), "say in the prompt how long the answer should be."),
+    "service_tier": Foreign((None, "auto", "default"), "there is one tier."),
+    "web_search_options": Foreign((None,), "this server does not search."),
+    "prompt_cache_retention": Foreign((None,), "the prefix cache keeps what fits."),
+    "chat_template": Foreign((None,), "the model's own template is used."),
+    "documents": Foreign((None, []), "put the documents into the messages."),
+}
+
+COMPLETION: dict[str, Foreign] = COMMON | {
+    "suffix": Foreign((None, ""), "the model writes behind the prompt only."),
+}

@@ -1,0 +1,422 @@
+"""The HTTP API over a fake engine: shapes, sums, streams, errors, hanging up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from server_fakes import MAX_MODEL_LEN, FakeClient, FakeTokenizer, fake_config
+
+from paceline.server.app import create_app
+from paceline.server.unsupported import CHAT, COMPLETION
+
+CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hello there"}]
+
+
+class Server:
+    def __init__(self) -> None:
+        self.engine = FakeClient()
+        self.app = create_app(self.engine, ["fake", "org/alias"], FakeTokenizer(), fake_config())
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(send())
+
+    def get(self, path: str) -> httpx.Response:
+        return self.request("GET", path)
+
+    def chat(self, **fields: Any) -> httpx.Response:
+        return self.request("POST", CHAT_PATH, json={"model": "fake", "messages": MESSAGES, **fields})
+
+    def complete(self, **fields: Any) -> httpx.Response:
+        return self.request("POST", TEXT_PATH, json={"model": "fake", "prompt": "one two", **fields})
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    assert not made.engine.engine.has_unfinished()
+
+
+def ok(response: httpx.Response) -> Any:
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return error
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The chunks of a stream that ended as it must."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = response.text.split("\n\n")
+    assert lines[-2:] == ["data: [DONE]", ""]
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+# Answers
+
+
+def test_chat(server: Server) -> None:
+    body = ok(server.chat(max_tokens=5))
+    assert body["object"] == "chat.completion"
+    assert body["id"].startswith("chatcmpl-")
+    assert body["model"] == "fake"
+    (choice,) = body["choices"]
+    assert choice["message"] == {"role": "assistant", "content": " w2 w3 w4 w5 w6", "refusal": None}
+    assert (choice["finish_reason"], choice["index"], choice["logprobs"]) == ("length", 0, None)
+    assert body["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 5,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    assert body["metrics"]["speculative_decoding"] == {
+        "num_drafts": 2,
+        "num_draft_tokens": 2,
+        "num_accepted_tokens": 2,
+        "num_accepted_tokens_per_pos": [2],
+        "mean_acceptance_length": 2.0,
+        "draft_acceptance_rate": 1.0,
+    }
+
+
+def test_p25_p26_n_answers_and_their_usage(server: Server) -> None:
+    body = ok(server.chat(max_tokens=3, n=8))
+    assert [choice["index"] for choice in body["choices"]] == list(range(8))
+    assert body["usage"]["completion_tokens"] == 24
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count", "tokens"),
+    [("a b", 1, 3), (["a", "b c"], 2, 5), ([4, 5, 6], 1, 3), ([[4], [5, 6]], 2, 3)],
+)
+def test_every_form_of_prompt(server: Server, prompt: Any, count: int, tokens: int) -> None:
+    body = ok(server.complete(prompt=prompt, max_tokens=2, n=2))
+    assert body["object"] == "text_completion"
+    assert [(c["index"], c["text"], c["finish_reason"]) for c in body["choices"]] == [
+        (index, " w2 w3", "length") for index in range(2 * count)
+    ]
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (tokens, 4 * count)
+
+
+def test_completions_default_to_16_tokens_and_chat_to_what_fits(server: Server) -> None:
+    assert ok(server.complete())["usage"]["completion_tokens"] == 16
+    seen = []
+    add = server.engine.engine.add_request
+    server.engine.engine.add_request = lambda request: (seen.append(request.sampling_params), add(request))  # type: ignore[method-assign,assignment,func-returns-value]
+    server.chat()
+    assert seen[0].max_tokens is None
+
+
+def test_every_sampling_field_reaches_the_engine(server: Server) -> None:
+    seen = []
+    add = server.engine.engine.add_request
+    server.engine.engine.add_request = lambda request: (seen.append(request.sampling_params), add(request))  # type: ignore[method-assign,assignment,func-returns-value]
+    fields = {
+        "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 11, "stop": ["x"], "max_tokens": 9,
+        "stop_token_ids": [3], "include_stop_str_in_output": True, "ignore_eos": True, "min_tokens": 1,
+        "logit_bias": {"5": -2}, "allowed_token_ids": [2, 3], "skip_special_tokens": False,
+    }  # fmt: skip
+    server.chat(**fields, logprobs=True, top_logprobs=2)
+    server.complete(**fields, logprobs=2)
+    for params in seen:
+        for name, value in fields.items():
+            assert getattr(params, name) == ({5: -2.0} if name == "logit_bias" else value)
+        assert params.logprobs == 2
+    server.chat(max_completion_tokens=3)
+    assert seen[-1].max_tokens == 3
+
+
+def test_logprobs_of_chat(server: Server) -> None:
+    (choice,) = ok(server.chat(max_tokens=2, logprobs=True, top_logprobs=2))["choices"]
+    first = choice["logprobs"]["content"][0]
+    assert (first["token"], first["logprob"], first["bytes"]) == (" w2", -0.5, [32, 119, 50])
+    assert [top["token"] for top in first["top_logprobs"]] == [" w2", " w3"]
+    (plain,) = ok(server.chat(max_tokens=2, logprobs=True))["choices"]
+    assert plain["logprobs"]["content"][0]["top_logprobs"] == []
+
+
+def test_logprobs_of_completions(server: Server) -> None:
+    (choice,) = ok(server.complete(max_tokens=3, logprobs=1))["choices"]
+    assert choice["logprobs"] == {
+        "tokens": [" w2", " w3", " w4"],
+        "token_logprobs": [-0.5, -0.5, -0.5],
+        "top_logprobs": [{" w2": -0.5}, {" w3": -0.5}, {" w4": -0.5}],
+        "text_offset": [0, 3, 6],
+    }
+    chunks = events(server.complete(max_tokens=3, logprobs=1, stream=True))
+    offsets = [offset for chunk in chunks for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == [0, 3, 6]
+
+
+# Streams
+
+
+def test_chat_stream(server: Server) -> None:
+    chunks = events(server.chat(max_tokens=5, stream=True))
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == " w2 w3 w4 w5 w6"
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None, None, None, "length"]
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_p26_usage_of_a_stream_is_the_usage_of_the_answer(server: Server) -> None:
+    whole = ok(server.chat(max_tokens=7, n=2))
+    chunks = events(server.chat(max_tokens=7, n=2, stream=True, stream_options={"include_usage": True}))
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == whole["usage"]
+    assert chunks[-1]["metrics"] == whole["metrics"]
+
+
+def test_completion_stream_of_several_prompts(server: Server) -> None:
+    chunks = events(server.complete(prompt=["a", "b"], n=2, max_tokens=4, stream=True))
+    texts = [""] * 4
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        texts[choice["index"]] += choice["text"]
+    assert texts == [" w2 w3 w4 w5"] * 4
+
+
+# Refusals (p28, p44)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"temperature": -1}, "temperature", "between 0 and 100"),
+        ({"temperature": "0.7"}, "temperature", "valid number"),
+        ({"temperature": True}, "temperature", "valid number"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"n": 0}, "n", "between 1 and 128"),
+        ({"n": 2**70}, "n", "less than"),
+        ({"max_tokens": 0}, "max_tokens", "positive"),
+        ({"seed": 2**70}, "seed", "64 bits"),
+        ({"stop": [""]}, "stop", "non-empty"),
+        ({"stop": 3}, "stop", "string"),
+        ({"min_p": 2}, "min_p", "between 0 and 1"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "pattern"),
+        ({"logit_bias": {"5": 500}}, "logit_bias", "-100"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "at most max_tokens"),
+        ({"stop_token_ids": [2**40]}, "stop_token_ids", "less than"),
+        ({"stream": "yes"}, "stream", "boolean"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "Unknown field"),
+        ({"temprature": 1}, "temprature", "Did you mean 'temperature'"),
+        ({"model": 5}, "model", "valid string"),
+    ],
+)
+@pytest.mark.parametrize("path", [CHAT_PATH, TEXT_PATH])
+def test_wrong_fields_are_refused_by_name(
+    server: Server, path: str, fields: dict[str, Any], param: str, words: str
+) -> None:
+    error = refused(server.chat(**fields) if path == CHAT_PATH else server.complete(**fields))
+    assert error["param"] == param or error["param"].startswith(f"{param}[") or error["param"].startswith(f"{param}.")
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "user"}, {"role": "wizard", "content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages[0].name"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+    ],
+)
+def test_wrong_chats_are_refused_by_name(server: Server, fields: dict[str, Any], param: str) -> None:
+    assert refused(server.chat(**fields))["param"] == param
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], [[4], []], [1] * MAX_MODEL_LEN, ["ok", [1]], [1.5], None, [-1], [2**80]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_p44_wrong_prompts(server: Server, prompt: Any, stream: bool) -> None:
+    assert refused(server.complete(prompt=prompt, stream=stream))["param"].startswith("prompt")
+
+
+def test_p44_an_overlong_chat_names_the_messages_and_the_code(server: Server) -> None:
+    error = refused(server.chat(messages=[{"role": "user", "content": "word " * 100}], stream=True))
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
+@pytest.mark.parametrize(("path", "table"), [(CHAT_PATH, CHAT), (TEXT_PATH, COMPLETION)])
+def test_fields_of_openai_that_are_not_offered(server: Server, path: str, table: dict[str, Any]) -> None:
+    ask = server.chat if path == CHAT_PATH else server.complete
+    for name, foreign in table.items():
+        for value in foreign.harmless:
+            ok(ask(**{name: value, "max_tokens": 1}))
+        error = refused(ask(**{name: "surely not"}))
+        assert error["param"] == name
+        assert name in error["message"]
+
+
+def test_who_asks_is_accepted(server: Server) -> None:
+    ok(server.chat(user="u-1", safety_identifier="s", prompt_cache_key="k", max_tokens=1))
+
+
+def test_messages_that_a_client_sends_back_are_accepted(server: Server) -> None:
+    reply = ok(server.chat(max_tokens=2))["choices"][0]["message"]
+    parts = {"role": "developer", "content": [{"type": "text", "text": "be kind"}]}
+    ok(server.chat(messages=[parts, *MESSAGES, reply, *MESSAGES], max_tokens=2))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"{", "not valid JSON"),
+        (b'{"model": "fake"', "not valid JSON"),
+        (b"[]", "JSON object"),
+        (b'"x"', "JSON object"),
+        (b"", "JSON object"),
+        (b"\xff\xfe", ""),
+        (b"[" * 100_000, ""),
+        (b'{"model": "fake", "prompt": "a", "temperature": NaN}', "temperature"),
+        (b'{"model": "fake", "prompt": "\\ud800"}', "prompt"),
+        (b"{}", "model"),
+    ],
+)
+def test_p44_malformed_bodies(server: Server, content: bytes, words: str) -> None:
+    headers = {"content-type": "application/json"}
+    error = refused(server.request("POST", TEXT_PATH, content=content, headers=headers))
+    assert words in error["message"]
+
+
+def test_a_body_of_another_type_says_what_to_send(server: Server) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    error = refused(server.request("POST", TEXT_PATH, content=b'{"model": "fake"}', headers=headers))
+    assert "Content-Type: application/json" in error["message"]
+
+
+def test_p44_unknown_model_path_and_method(server: Server) -> None:
+    error = refused(server.chat(model="fakee"), 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert "Did you mean 'fake'?" in error["message"]
+    refused(server.get("/v1/nothing"), 404)
+    refused(server.get("/v1/models/nobody"), 404)
+    response = server.get(CHAT_PATH)
+    refused(response, 405)
+    assert response.headers["allow"] == "POST"
+
+
+# Faults of the engine
+
+
+def test_a_failed_generation_is_an_error_and_not_an_answer(server: Server) -> None:
+    error = refused(server.complete(prompt=[99]), 500)
+    assert (error["code"], "NaN" in error["message"]) == ("generation_failed", True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_p42_a_dead_engine_is_503(server: Server, stream: bool) -> None:
+    server.engine.dies_after = 0
+    assert refused(server.chat(stream=stream), 503)["code"] == "engine_dead"
+    assert refused(server.complete(prompt=["a", "b"], stream=stream), 503)["code"] == "engine_dead"
+    refused(server.get("/metrics"), 503)
+    server.engine.is_healthy = False
+    refused(server.get("/health"), 503)
+
+
+def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(server: Server) -> None:
+    server.engine.dies_after = 3
+    response = server.chat(stream=True, max_tokens=50)
+    assert response.status_code == 200
+    last = json.loads(response.text.strip().split("\n\n")[-1].removeprefix("data: "))
+    assert last["error"]["code"] == "engine_dead"
+    assert server.engine.engine.requests == {}
+
+
+# Status
+
+
+def test_health_models_version(server: Server) -> None:
+    assert ok(server.get("/health")) == {"status": "ok"}
+    models = ok(server.get("/v1/models"))
+    assert [model["id"] for model in models["data"]] == ["fake", "org/alias"]
+    assert ok(server.get("/v1/models/org/alias"))["object"] == "model"
+    assert ok(server.get("/version"))["version"]
+    assert ok(server.chat(model="org/alias", max_tokens=1))["model"] == "org/alias"
+
+
+def test_metrics(server: Server) -> None:
+    ok(server.chat(max_tokens=6))
+    text = server.get("/metrics").text
+    for line in (
+        'paceline:spec_decode_num_drafts_total{model_name="fake"} 3.0',
+        'paceline:spec_decode_num_draft_tokens_total{model_name="fake"} 3.0',
+        'paceline:spec_decode_num_accepted_tokens_total{model_name="fake"} 3.0',
+        'paceline:spec_decode_num_accepted_tokens_per_pos_total{model_name="fake",position="0"} 3.0',
+        'paceline:num_requests_running{model_name="fake"} 0.0',
+        'paceline:num_requests_waiting{model_name="fake"} 0.0',
+        'paceline:kv_cache_usage_perc{model_name="fake"} 0.0',
+        'paceline:prompt_tokens_total{model_name="fake"} 4.0',
+        'paceline:generation_tokens_total{model_name="fake"} 6.0',
+        'paceline:prefix_cache_queries_total{model_name="fake"} 0.0',
+    ):
+        assert line in text.splitlines()
+
+
+def test_the_openapi_document_is_there(server: Server) -> None:
+    assert CHAT_PATH in ok(server.get("/openapi.json"))["paths"]
+
+
+# Hanging up
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_p43_a_client_that_hangs_up_aborts_its_requests(server: Server, stream: bool) -> None:
+    body = json.dumps({"model": "fake", "prompt": ["a", "b"], "max_tokens": 10**6, "stream": stream}).encode()
+    sent: list[Any] = []
+
+    async def run() -> None:
+        calls = 0
+
+        async def receive() -> dict[str, Any]:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                return {"type": "http.request", "body": body, "more_body": False}
+            while not server.engine.engine.counts.generation_tokens > 20:
+                await asyncio.sleep(0)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": TEXT_PATH,
+            "raw_path": TEXT_PATH.encode(), "query_string": b"", "headers": headers, "server": ("t", 80),
+            "client": ("t", 1), "scheme": "http", "root_path": "",
+        }  # fmt: skip
+        await asyncio.wait_for(server.app(scope, receive, send), 10)
+
+    asyncio.run(run())
+    assert server.engine.engine.counts.finished_abort == 2
+    assert not any(m["type"] == "http.response.body" and not m.get("more_body") and stream for m in sent)
