@@ -1,0 +1,131 @@
+"""Random arrivals, aborts, preemptions and acceptance patterns against the naive reference.
+
+After every step the blocks, tables and watermarks are checked (`check_integrity`), and the tagged-KV model
+refuses to read an entry that is not the sequence's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.tagged import EOS, TaggedExecutor, make_engine, reference, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.sequence import FinishReason
+
+
+@dataclass(frozen=True)
+class Arrival:
+    step: int
+    prompt: list[int]
+    max_tokens: int
+    n: int
+    abort_after: int | None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    arrivals: list[Arrival]
+    num_blocks: int
+    block_size: int
+    k: int
+    has_draft: bool
+    max_num_seqs: int
+    budget: int
+    draft_max_len: int
+    prefix_caching: bool
+    acceptance: list[bool] = field(default_factory=list)
+
+
+# Few distinct tokens and shared beginnings: prefix hits happen.
+_PREFIXES = st.sampled_from([[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 9, 9, 9, 9]])
+_PROMPTS = st.builds(
+    lambda prefix, rest: (prefix + rest) or [3], _PREFIXES, st.lists(st.integers(0, 3), max_size=12)
+)
+_ARRIVALS = st.builds(
+    Arrival,
+    step=st.integers(0, 12),
+    prompt=_PROMPTS,
+    max_tokens=st.integers(1, 14),
+    n=st.sampled_from([1, 1, 1, 2, 3]),
+    abort_after=st.one_of(st.none(), st.none(), st.integers(0, 8)),
+)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    max_num_seqs = draw(st.integers(1, 6))
+    block_size = draw(st.sampled_from([1, 2, 4, 8]))
+    least = -(-40 // block_size) + 1
+    return Scenario(
+        arrivals=draw(st.lists(_ARRIVALS, min_size=1, max_size=8)),
+        num_blocks=draw(st.integers(least, 3 * least)),
+        block_size=block_size,
+        k=draw(st.integers(0, 6)),
+        has_draft=draw(st.booleans()),
+        max_num_seqs=max_num_seqs,
+        budget=draw(st.integers(max_num_seqs, 40)),
+        draft_max_len=draw(st.sampled_from([8, 17, 64])),
+        prefix_caching=draw(st.booleans()),
+        acceptance=draw(st.lists(st.booleans(), min_size=1, max_size=17)),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(scenarios())
+def test_engine_equals_reference(scenario: Scenario) -> None:
+    script = iter(range(1 << 30))
+    executor = TaggedExecutor(
+        num_blocks=scenario.num_blocks,
+        block_size=scenario.block_size,
+        has_draft=scenario.has_draft,
+        accepts=lambda row, place: scenario.acceptance[next(script) % len(scenario.acceptance)],
+    )
+    engine = make_engine(
+        executor,
+        k=scenario.k,
+        max_num_seqs=scenario.max_num_seqs,
+        max_num_batched_tokens=scenario.budget,
+        max_model_len=40,
+        draft_max_len=scenario.draft_max_len,
+        prefix_caching=scenario.prefix_caching,
+    )
+    output: dict[tuple[str, int], list[int]] = {}
+    ended: dict[tuple[str, int], FinishReason] = {}
+    age: dict[str, int] = {}
+    for step in range(3000):
+        for number, arrival in enumerate(scenario.arrivals):
+            if arrival.step == step:
+                age[str(number)] = step
+                engine.add_request(request(str(number), arrival.prompt, max_tokens=arrival.max_tokens, n=arrival.n))
+            if arrival.abort_after is not None and step == arrival.step + arrival.abort_after:
+                engine.abort(str(number))
+                engine.check_integrity()
+        for delta in engine.step():
+            key = (delta.request_id, delta.index)
+            assert key not in ended, "a delta after the end"
+            output.setdefault(key, []).extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                ended[key] = delta.finish_reason
+        engine.check_integrity()
+        if step > 12 and not engine.has_unfinished():
+            break
+    else:
+        raise AssertionError("the engine did not finish")
+    for number, arrival in enumerate(scenario.arrivals):
+        expected = reference(arrival.prompt, min(arrival.max_tokens, 40 - len(arrival.prompt)))
+        for index in range(arrival.n):
+            key = (str(number), index)
+            got = output.get(key, [])
+            if ended[key] is FinishReason.ABORT:
+                assert got == expected[: len(got)]
+                continue
+            assert got == expected
+            assert ended[key] == (FinishReason.STOP if expected[-1] == EOS else FinishReason.LENGTH)
+    stats = engine.stats()
+    assert stats.num_running == stats.num_waiting == 0
+    assert stats.kv_cache_usage == 0.0, "blocks leaked"
+    counts = stats.speculation
+    assert 0 <= counts.num_accepted_tokens <= counts.num_draft_tokens
+    assert sum(counts.num_accepted_tokens_per_pos) == counts.num_accepted_tokens
