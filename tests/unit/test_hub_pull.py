@@ -110,14 +110,15 @@ def test_interrupted_pull_leaves_nothing_and_the_next_one_works(
 
 
 def test_folder_of_a_killed_pull_is_not_a_model(home: Path, source: PackagedGguf) -> None:
-    """Killed outright, the temporary folder stays: it is not listed, and the next pull does not trip over it."""
-    (home / "models" / ".small.abc" / "model").mkdir(parents=True)
+    """Killed outright, the temporary folder stays: it is not listed, and the next pull clears it away."""
+    (home / "models" / ".small.partial" / "model").mkdir(parents=True)
     half = home / "models" / "small"
     half.mkdir()
     (half / "config.json").write_text("{}")
     assert cache.cached("small") is None
     assert hub.list_models() == []
     assert cache.is_model_directory(hub.pull("small"))
+    assert leftovers(home) == ["small"]
 
 
 def test_two_pullers_at_once_fetch_once(source: PackagedGguf) -> None:

@@ -133,6 +133,12 @@ def test_unreachable_hub_says_what_was_tried(fake_hub: FakeHub) -> None:
         hub.resolve("org/far")
 
 
+def test_unreachable_hub_is_not_needed_for_the_default_model(fake_hub: FakeHub) -> None:
+    fake_hub.answer = ConnectionError("no route to host.")
+    with pytest.raises(ConfigurationError, match=r"host\. Check .* The name 'smollm2-135m-instruct' needs no hub\."):
+        hub.resolve("HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
 @pytest.mark.parametrize(
     ("name", "is_one"), [("a/b", True), ("a", False), ("a/b/c", False), ("-a/b", False), ("a/", False)]
 )

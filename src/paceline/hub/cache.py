@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,14 +73,25 @@ def build(name: str, fill: Callable[[Path], dict[str, str]]) -> Path:
         found = cached(name)
         if found is not None:
             return found
-        with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=target.parent, ignore_cleanup_errors=True) as scratch:
-            folder = Path(scratch) / "model"
+        with _scratch(target.parent / f".{name}.partial") as scratch:
+            folder = scratch / "model"
             folder.mkdir()
             record = fill(folder) | {"name": name, "converter_version": CONVERTER_VERSION}
             (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n")
             shutil.rmtree(target, ignore_errors=True)  # an older conversion
             folder.rename(target)
     return target
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """An empty folder for the holder of the lock; what a killed holder left in it goes first."""
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _make_writable_directory(path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.errors import ConfigurationError
 from paceline.hub.cache import is_model_directory
+from paceline.hub.catalog import KNOWN_MODELS
 
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 IGNORED = ["*/*", "consolidated*"]  # second copies of the weights in other layouts
@@ -45,4 +46,7 @@ def _explain(repo_id: str, error: Exception) -> str:
         type(error).__name__,
         "Check the network (HF_ENDPOINT names another hub), or download it elsewhere and give the directory's path.",
     )
-    return f"'{repo_id}' is not a local directory and could not be fetched from the model hub: {reason} {advice}"
+    known = repo_id.split("/")[1].lower()
+    without_hub = f" The name '{known}' needs no hub." if known in KNOWN_MODELS else ""
+    what = f"'{repo_id}' is not a local directory and could not be fetched from the model hub"
+    return f"{what}: {reason.rstrip('.')}. {advice}{without_hub}"
