@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from paceline.config import Dtype
 
+_NATIVE_BF16 = {"avx512_bf16", "amx_bf16"}  # as /proc/cpuinfo spells them; bf16 on Arm
+
 
 def _best_cpu_dtype() -> Dtype:
-    from paceline.layers.cpu import best_cpu_dtype
-
-    return best_cpu_dtype()
+    """bfloat16 where the CPU multiplies it natively, which halves the memory traffic; elsewhere it is slower."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:  # not Linux
+        return "float32"
+    return "bfloat16" if words & (_NATIVE_BF16 | {"bf16"}) else "float32"
 
 
 @dataclass(frozen=True, slots=True)

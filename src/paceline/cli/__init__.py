@@ -1,0 +1,31 @@
+"""The command line: paceline serve | generate | models | demo.
+
+Commands import what they need when they run, so that --help is quick. An error made on purpose is one message
+on standard error and exit status 2; Ctrl-C ends with 130.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from paceline.errors import PacelineError
+
+
+def main() -> None:
+    from rich.console import Console
+
+    from paceline.cli.app import app
+
+    try:
+        app()
+    except PacelineError as error:
+        Console(stderr=True, highlight=False).print(f"[bold red]Error:[/] {_escaped(str(error))}", soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

@@ -1,0 +1,30 @@
+"""paceline models."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from paceline import hub
+from paceline.cli.console import say
+
+
+def show_models() -> None:
+    present = hub.list_models()
+    table = Table()
+    for heading in ("name", "size", "dtype", "from", "directory"):
+        table.add_column(heading, overflow="fold")
+    for model in present:
+        table.add_row(model.name, f"{model.size_bytes / 1e6:,.0f} MB", model.dtype, model.origin, str(model.path))
+    Console().print(table if present else "No models here yet.")
+    missing = [name for name in hub.known_models() if name not in {model.name for model in present}]
+    if missing:
+        say(f"Not here yet: {', '.join(missing)}. Bring one with: paceline models pull {missing[0]}")
+
+
+def pull_model(name: str) -> None:
+    Console().print(f"{name}: {hub.pull(name, say)}", highlight=False, soft_wrap=True)
+
+
+def remove_model(name: str) -> None:
+    Console().print(f"Removed {hub.remove(name)}", highlight=False, soft_wrap=True)

@@ -1,0 +1,151 @@
+"""The command line: what reaches the engine, what is said, exit status; nothing is loaded."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from server_fakes import FakeEngine, FakeTokenizer, fake_config
+
+from paceline.arguments import Resolved
+from paceline.cli import main
+from paceline.cli.generate import split_words, statistics
+from paceline.cli.options import model_or_default_pair
+from paceline.errors import InvalidRequestError
+from paceline.sequence import SpeculationCounts
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["paceline", *words])
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    seen: dict[str, Any] = {}
+
+    def run_server(model: str | None, engine: dict[str, Any], host: str, port: int, names: list[str]) -> int:
+        seen.update(model=model, engine=engine, host=host, port=port, names=names)
+        return 7
+
+    monkeypatch.setattr("paceline.cli.serve.run_server", run_server)
+    return seen
+
+
+def test_serve_passes_only_what_was_written(monkeypatch: pytest.MonkeyPatch, served: dict[str, Any]) -> None:
+    assert run(monkeypatch, "serve") == 7
+    assert served == {"model": None, "engine": {}, "host": "127.0.0.1", "port": 8000, "names": []}
+
+
+def test_serve_options(monkeypatch: pytest.MonkeyPatch, served: dict[str, Any]) -> None:
+    run(
+        monkeypatch, "serve", "big", "--speculative-model", "small", "--num-speculative-tokens", "3", "--port", "9000",
+        "--no-enable-prefix-caching", "--enforce-eager", "--dtype", "float32", "--max-model-len", "512",
+        "--served-model-name", "a", "--served-model-name", "b", "--gpu-memory-utilization", "0.9",
+    )  # fmt: skip
+    assert served["model"] == "big"
+    assert (served["port"], served["names"]) == (9000, ["a", "b"])
+    assert served["engine"] == {
+        "speculative_model": "small", "num_speculative_tokens": 3, "enable_prefix_caching": False, "dtype": "float32",
+        "enforce_eager": True, "max_model_len": 512, "gpu_memory_utilization": 0.9,
+    }  # fmt: skip
+
+
+def test_the_default_pair_and_what_switches_it_off() -> None:
+    assert model_or_default_pair(None, {"dtype": "float32"}) == {
+        "model": "smollm2-135m-instruct",
+        "speculative_model": "smollm2-135m-instruct-draft",
+        "dtype": "float32",
+    }
+    ngram = {"speculative_config": '{"method": "ngram"}'}
+    assert model_or_default_pair(None, ngram) == {"model": "smollm2-135m-instruct", **ngram}
+    assert model_or_default_pair("mine", {}) == {"model": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("serve", "/no/such/model"), "No directory"),
+        (("serve", "smollm2-135m-instruct", "--num-speculative-tokens", "4"), "not what drafts them"),
+        (("generate", "--speculative-config", "{", "hi"), "not valid JSON"),
+        (("generate", "--temperature", "-1", "hi"), "temperature must be"),
+        (("generate", "a", "b", "c"), "in quotes"),
+        (("models", "pull", "smollm2-135m-instrct"), "Did you mean"),
+        (("serve", "--port", "99999999"), "Cannot listen"),
+    ],
+)
+def test_mistakes_are_one_message_and_status_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    if words[0] == "serve" and "--port" not in words:
+        words = (*words, "--port", "0")
+    assert run(monkeypatch, *words) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+
+
+def test_generate_streams_and_ends_with_statistics(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolved = Resolved(fake_config(), FakeTokenizer(), ())  # type: ignore[arg-type]
+    monkeypatch.setattr("paceline.llm.resolve_arguments", lambda arguments, progress: resolved)
+    monkeypatch.setattr("paceline.llm.LLM._make_engine", lambda llm: FakeEngine(llm.config))
+    monkeypatch.setattr(FakeTokenizer, "has_chat_template", True, raising=False)
+    monkeypatch.setattr(sys, "argv", ["paceline", "generate", "fake", "hello", "--max-tokens", "4"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert not caught.value.code
+    shown = capsys.readouterr()
+    assert shown.out == " w2 w3 w4 w5\n"
+    assert "4 tokens in" in shown.err
+    assert "resolved configuration" in shown.err
+
+
+def test_statistics() -> None:
+    assert statistics(10, 0.5, 2.0, SpeculationCounts()) == "10 tokens in 2.00 s · 5.0 tok/s · first after 0.50 s"
+    spoken = statistics(10, 0.5, 2.0, SpeculationCounts(4, 20, 6, [4, 2]))
+    assert spoken.endswith("2.50 tokens per target pass · 30% of drafts accepted")
+
+
+def test_prompt_from_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
+    assert split_words(["mine", "-"]) == ("mine", "from a pipe")
+    assert split_words(["hello"]) == (None, "hello")
+    with pytest.raises(InvalidRequestError):
+        split_words(["a", "b", "c"])
+
+
+def test_help_is_for_newcomers_and_imports_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "sys.argv = ['paceline', '--help']\n"
+        "from paceline.cli import main\n"
+        "try: main()\n"
+        "finally: print('loaded:', [m for m in ('torch', 'transformers', 'fastapi') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "loaded: []" in done.stdout
+    assert "paceline generate 'Why is the sky blue?'" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["serve", "generate"])
+def test_every_command_explains_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run(monkeypatch, command, "--help") == 0
+    shown = capsys.readouterr().out
+    assert "Examples" in shown
+    assert "--num-speculative-tokens" in shown
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out.startswith("paceline ")
