@@ -40,9 +40,7 @@ class Scenario:
 
 # Few distinct tokens and shared beginnings: prefix hits happen.
 _PREFIXES = st.sampled_from([[], [1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 9, 9, 9, 9]])
-_PROMPTS = st.builds(
-    lambda prefix, rest: (prefix + rest) or [3], _PREFIXES, st.lists(st.integers(0, 3), max_size=12)
-)
+_PROMPTS = st.builds(lambda prefix, rest: (prefix + rest) or [3], _PREFIXES, st.lists(st.integers(0, 3), max_size=12))
 _ARRIVALS = st.builds(
     Arrival,
     step=st.integers(0, 12),

@@ -53,7 +53,8 @@ def uniforms(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
     zero = torch.zeros_like(positions)
     counter = (positions & _MASK, (positions >> 32) & _MASK, zero + int(purpose), zero)
     high, low, _, _ = philox(counter, (seeds & _MASK, (seeds >> 32) & _MASK))
-    return ((high >> 5) * 67108864.0 + (low >> 6)) * (1.0 / 9007199254740992.0)
+    # A Python float does not raise an integer tensor above float32: go to float64 by name.
+    return ((high >> 5).to(torch.float64) * 67108864.0 + (low >> 6)) * (1.0 / 9007199254740992.0)
 
 
 def as_int64(seed: int) -> int:
