@@ -118,8 +118,8 @@ def test_p07_forced_rejection_takes_the_token_of_its_own_row(k: int) -> None:
         drafts = torch.arange(k).repeat(k + 1, 1)
         for row in range(k):
             drafts[row, row:] = 7
-        zeros = torch.zeros(k + 1, k + 1, dtype=torch.float64)
-        outcome = accept(law, Proposal(drafts, [k] * (k + 1)), zeros[:, :k], zeros)
+        half = torch.full((k + 1, k + 1), 0.5, dtype=torch.float64)
+        outcome = accept(law, Proposal(drafts, [k] * (k + 1)), half[:, :k], half)
         assert outcome.num_accepted.tolist() == list(range(k + 1))
         for row in range(k + 1):
             expected = list(range(row + 1)) + [-1] * (k - row)
