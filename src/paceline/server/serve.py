@@ -23,6 +23,7 @@ from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.core_process import DEFAULT_FACTORY
 from paceline.errors import ConfigurationError
 from paceline.server.app import create_app
+from paceline.tokenizer import Tokenizer
 
 GRACE_SECONDS = 10
 DEAD_SECONDS = 5.0
@@ -51,12 +52,19 @@ def serve(
     factory: str = DEFAULT_FACTORY,
 ) -> int:
     """Block until the end; the exit status."""
+    if resolved.tokenizer is None:
+        raise ConfigurationError("A server needs the model's tokenizer; leave skip_tokenizer_init out.")
     names = served_model_names or (resolved.config.model.name,)
-    return asyncio.run(_serve(resolved, listener, announce, names, factory))
+    return asyncio.run(_serve(resolved, resolved.tokenizer, listener, announce, names, factory))
 
 
 async def _serve(
-    resolved: Resolved, listener: socket.socket, announce: Announce, names: Sequence[str], factory: str
+    resolved: Resolved,
+    tokenizer: Tokenizer,
+    listener: socket.socket,
+    announce: Announce,
+    names: Sequence[str],
+    factory: str,
 ) -> int:
     stop = _Stop()
     engine = await stop.unless_requested(AsyncEngine.start(resolved.config, factory=factory))
@@ -64,9 +72,7 @@ async def _serve(
         return 0
     try:
         announce(await engine.describe(), _url(listener))
-        if resolved.tokenizer is None:
-            raise ConfigurationError("A server needs the model's tokenizer; leave skip_tokenizer_init out.")
-        app = create_app(engine, names, resolved.tokenizer, resolved.config)
+        app = create_app(engine, names, tokenizer, resolved.config)
         options = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE_SECONDS
         )

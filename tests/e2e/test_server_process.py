@@ -1,0 +1,215 @@
+"""The real server in a process of its own, over real sockets, with a fake engine in a second process.
+
+The official openai client talks to it; processes are killed and signalled.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+FAKES = Path(__file__).resolve().parents[1] / "unit"
+SCRIPT = """
+import sys
+from server_fakes import FakeTokenizer, fake_config
+from paceline.arguments import Resolved
+from paceline.server.serve import open_port, serve
+resolved = Resolved(fake_config(sys.argv[1]), FakeTokenizer())
+announce = lambda table, url: print(url, flush=True)
+sys.exit(serve(resolved, open_port("127.0.0.1", 0), announce, factory="server_fakes:make_fake"))
+"""
+
+
+class RunningServer:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert process.stdout is not None
+        self.url = process.stdout.readline().strip()
+        self.engines = psutil.Process(process.pid).children()
+        self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=20)
+
+    def metric(self, name: str) -> float:
+        text = httpx.get(f"{self.url}/metrics").text
+        return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"paceline:{name}{{"))
+
+    def wait_for(self, name: str, value: float) -> None:
+        deadline = time.monotonic() + 10
+        while self.metric(name) != value:
+            assert time.monotonic() < deadline, f"{name} is {self.metric(name)}, not {value}"
+            time.sleep(0.05)
+
+    def ended(self, status: int, within: float) -> None:
+        assert self.process.wait(within) == status
+        for engine in self.engines:
+            engine.wait(5)
+
+
+@contextmanager
+def start(name: str = "fake") -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, name],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(FAKES)},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    with start() as process:
+        yield RunningServer(process)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[RunningServer]:
+    with start() as process:
+        yield RunningServer(process)
+
+
+def chat(server: RunningServer, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": "hello"}]
+    return server.client.chat.completions.create(**{"model": "fake", "messages": messages, **fields})
+
+
+def test_openai_client_chat(shared: RunningServer) -> None:
+    assert [model.id for model in shared.client.models.list()] == ["fake"]
+    answer = chat(shared, max_completion_tokens=6, n=2, logprobs=True, top_logprobs=2)
+    assert [choice.message.content for choice in answer.choices] == [" w2 w3 w4 w5 w6 w7"] * 2
+    assert answer.usage.completion_tokens == 12
+    assert answer.choices[0].logprobs.content[0].top_logprobs[1].token == " w3"
+    assert answer.metrics["speculative_decoding"]["mean_acceptance_length"] == 2.0
+
+
+def test_openai_client_stream(shared: RunningServer) -> None:
+    chunks = list(chat(shared, max_tokens=6, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == " w2 w3 w4 w5 w6 w7"
+    assert chunks[-1].usage.completion_tokens == 6
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+
+
+def test_openai_client_completions(shared: RunningServer) -> None:
+    answer = shared.client.completions.create(model="fake", prompt=["a", "b"], max_tokens=2, extra_body={"top_k": 5})
+    assert [choice.text for choice in answer.choices] == [" w2 w3", " w2 w3"]
+    stream = shared.client.completions.create(model="fake", prompt=[4, 5], max_tokens=3, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == " w2 w3 w4"
+
+
+def test_openai_client_errors(shared: RunningServer) -> None:
+    with pytest.raises(openai.NotFoundError) as unknown:
+        chat(shared, model="other")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        chat(shared, temperature=-1)
+    assert wrong.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as long:
+        chat(shared, messages=[{"role": "user", "content": "w " * 99}], stream=True)
+    assert long.value.code == "context_length_exceeded"
+
+
+def test_p43_a_client_that_hangs_up_frees_its_sequences(shared: RunningServer) -> None:
+    before = shared.metric("generation_tokens_total")
+    stream = chat(shared, max_tokens=1_000_000, stream=True)
+    next(iter(stream))
+    shared.wait_for("num_requests_running", 1)
+    stream.close()
+    shared.wait_for("num_requests_running", 0)
+    assert shared.metric("generation_tokens_total") - before < 1000
+    with pytest.raises(httpx.ReadTimeout):  # a client that only gives up waiting is the same
+        httpx.post(
+            f"{shared.url}/v1/completions", json={"model": "fake", "prompt": "a", "max_tokens": 10**6}, timeout=1
+        )
+    shared.wait_for("num_requests_running", 0)
+
+
+def test_two_servers_side_by_side(shared: RunningServer, server: RunningServer) -> None:
+    assert shared.url != server.url
+    assert (
+        chat(shared, max_tokens=2).choices[0].message.content == chat(server, max_tokens=2).choices[0].message.content
+    )
+
+
+def test_p42_kill_9_on_the_engine(server: RunningServer) -> None:
+    stream = iter(chat(server, max_tokens=1_000_000, stream=True))
+    next(stream)
+    began = time.monotonic()
+    server.engines[0].kill()
+    with pytest.raises(openai.APIError, match="engine"):
+        list(stream)
+    assert time.monotonic() - began < 2
+    assert httpx.get(f"{server.url}/health").status_code == 503
+    with pytest.raises(openai.InternalServerError) as late:
+        chat(server)
+    assert late.value.code == "engine_dead"
+    server.ended(status=1, within=10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_every_process(server: RunningServer, number: signal.Signals) -> None:
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    server.process.send_signal(number)
+    server.ended(status=0, within=5)
+
+
+def test_a_signal_lets_running_requests_finish(server: RunningServer) -> None:
+    stream = iter(chat(server, max_tokens=200, stream=True))
+    next(stream)
+    server.process.send_signal(signal.SIGTERM)
+    assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+    server.ended(status=0, within=5)
+
+
+def test_a_second_signal_does_not_wait(server: RunningServer) -> None:
+    stream = chat(server, max_tokens=1_000_000, stream=True)
+    next(iter(stream))
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)
+    assert server.process.poll() is None
+    server.process.send_signal(signal.SIGTERM)
+    server.ended(status=0, within=5)
+
+
+def test_a_signal_while_the_model_loads() -> None:
+    with start("loading") as process:
+        server = psutil.Process(process.pid)
+        deadline = time.monotonic() + 20
+        while not server.children() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        engines = server.children()
+        time.sleep(0.5)
+        process.terminate()
+        assert process.wait(5) == 0
+        assert engines
+        for engine in engines:
+            engine.wait(5)
+
+
+def test_kill_9_on_the_server_ends_the_engine(server: RunningServer) -> None:
+    server.process.kill()
+    server.ended(status=-signal.SIGKILL, within=5)
+
+
+def test_a_port_in_use_is_one_clear_line(shared: RunningServer) -> None:
+    port = shared.url.rsplit(":", 1)[1]
+    command = [sys.executable, "-m", "paceline.cli", "serve", "--port", port]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert f"port {port}: another program is using it" in done.stderr
+    assert "Traceback" not in done.stderr
