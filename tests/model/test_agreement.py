@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,8 +46,8 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    yield Pair(make_tiny(request.param, tmp_path_factory.mktemp(request.param)))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return Pair(make_tiny(request.param, tmp_path_factory.mktemp(request.param)))
 
 
 @pytest.mark.parametrize("shuffled", [True, False])

@@ -47,7 +47,7 @@ class Attention:
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, plan: AttentionPlan, kv: Tensor) -> Tensor:
         arch = self.arch
-        qkv = self.qkv(x).contiguous()  # [T, q_size + 2 * kv_size]
+        qkv = self.qkv(x)  # [T, q_size + 2 * kv_size]
         heads = qkv.view(x.shape[0], -1, arch.head_dim)  # [T, H + 2 * KV, D]
         self._norm_heads_(heads)
         rotate_(heads[:, : arch.num_heads + arch.num_kv_heads], cos, sin)
@@ -79,7 +79,7 @@ class MLP:
     def __call__(self, x: Tensor) -> Tensor:
         gate_up = self.gate_up(x)
         gate, up = gate_up[:, : self.size], gate_up[:, self.size :]
-        return self.down(functional.silu(gate, inplace=True).mul_(up))
+        return self.down(functional.silu(gate).mul_(up))
 
     def checkpoint_views(self) -> dict[str, Tensor]:
         return _split(self.gate_up, {"gate_proj": self.size, "up_proj": self.size}) | _split(
@@ -135,8 +135,15 @@ class LlamaModel:
         """[L, hidden_size] -> [L, vocab_size] float32."""
         return self.head(hidden).float()
 
+    def pack(self) -> None:
+        """Bring every linear into its fastest form; called once, after loading, one weight at a time."""
+        for layer in self.layers:
+            for linear in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down):
+                linear.pack()
+        self.head.pack()
+
     def checkpoint_views(self) -> dict[str, Tensor]:
-        """Every tensor name of the checkpoint, with the memory it is loaded into."""
+        """Valid until `pack`. Every tensor name of the checkpoint, with the memory it is loaded into."""
         views = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm.weight}
         if not self.arch.tied_embeddings:
             views["lm_head.weight"] = self.head.weight

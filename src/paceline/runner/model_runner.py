@@ -32,8 +32,9 @@ class ForwardOutput:
 
 
 class ModelRunner:
-    def __init__(self, model: LlamaModel) -> None:
+    def __init__(self, model: LlamaModel, weight_bytes: int) -> None:
         self.model = model
+        self.weight_bytes = weight_bytes
         self.architecture: Architecture = model.arch
         self.dtype = model.embedding.dtype
         self.device = model.embedding.device
@@ -47,15 +48,15 @@ class ModelRunner:
         dtype: torch.dtype = getattr(torch, config.dtype)
         model = LlamaModel(architecture, dtype, torch.device(device), config.max_model_len)
         views = model.checkpoint_views()
+        weight_bytes = sum(view.nbytes for view in views.values())
         if config.load_format == "dummy":
             fill_dummy(views, seed)
         else:
             load_weights(views, config.path, tied_embeddings=architecture.tied_embeddings)
-        return cls(model)
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(view.nbytes for view in self.model.checkpoint_views().values())
+        model.pack()
+        if architecture.tied_embeddings and model.head.is_packed:
+            weight_bytes += model.embedding.nbytes  # the head has a packed copy of its own
+        return cls(model, weight_bytes)
 
     def bytes_per_block(self, block_size: int) -> int:
         return bytes_per_block(self.architecture, self.dtype, block_size)
