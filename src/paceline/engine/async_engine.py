@@ -8,7 +8,8 @@ Contract
 - Nothing waits for an engine that is dead. `is_healthy` turns false when it died or stopped reporting.
 - `shutdown` leaves no process and no file.
 
-The endpoints lie in a fresh private directory, so that any number of servers share a host.
+The endpoints lie in a fresh private directory, so that any number of servers share a host. It is removed as
+soon as both sides are connected: nothing is left behind, however either side ends.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class AsyncEngine:
         reader = asyncio.create_task(self._read_reports())
         self._tasks = [reader, asyncio.create_task(self._watch_process(reader))]
         await asyncio.shield(self._ready)  # a cancelled start must not cancel the answer
+        await self._ask()  # answered: both sockets are connected and need their files no more
+        shutil.rmtree(self._home, ignore_errors=True)
 
     # What the server calls
 
@@ -113,11 +116,8 @@ class AsyncEngine:
     async def stats(self) -> EngineStats:
         """The counters now; those of the last heartbeat if a long step keeps the engine from answering."""
         self._check_alive()
-        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._questions.append(answer)
-        self._send(wire.GetStats())
         try:
-            return await asyncio.wait_for(answer, _STATS_SECONDS)
+            return await asyncio.wait_for(self._ask(), _STATS_SECONDS)
         except TimeoutError:
             return self._stats
 
@@ -159,6 +159,12 @@ class AsyncEngine:
 
     def _send(self, command: wire.Command) -> None:
         self._commands.send(wire.encode(command))  # without a limit on the queue this is done at once
+
+    def _ask(self) -> asyncio.Future[EngineStats]:
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._questions.append(answer)
+        self._send(wire.GetStats())
+        return answer
 
     def _check_alive(self) -> None:
         if self._error is not None:

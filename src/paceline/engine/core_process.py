@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import zmq
 
@@ -158,11 +158,14 @@ def _connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, url: str) -> zm
     return socket
 
 
-def end_with_parent(lifeline: BinaryIO) -> None:
-    """Leave as soon as the parent is gone, even in the middle of a step."""
+def end_with_parent(lifeline: int) -> None:
+    """Leave as soon as the other end of this file descriptor is closed, even in the middle of a step.
+
+    The descriptor and not a file object: a thread that waits inside one keeps the interpreter from ending.
+    """
 
     def wait() -> None:
-        while lifeline.read(1):
+        while os.read(lifeline, 1):
             pass
         os._exit(0)
 
@@ -184,7 +187,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; Ctrl-C reaches the whole group
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = wire.decode_config(sys.stdin.buffer.readline())
-    end_with_parent(sys.stdin.buffer)
+    end_with_parent(sys.stdin.fileno())
     return serve(config, load_factory(options.factory), options.commands, options.reports)
 
 

@@ -49,12 +49,12 @@ class _ChatAnswer:
 
     async def complete(self, generation: Generation) -> Json:
         answers = await generation.collect()
-        text = self._state.token_text
+        spell = self._state.token_bytes
         choices = [
             chat_choice(
                 index,
                 answer,
-                chat_logprobs(answer.token_ids, answer.logprobs, text) if self._body.logprobs else None,
+                chat_logprobs(answer.token_ids, answer.logprobs, spell) if self._body.logprobs else None,
             )
             for index, answer in enumerate(answers)
         ]
@@ -78,7 +78,7 @@ class _ChatAnswer:
     def _choice(self, index: int, delta: SequenceDelta) -> Json:
         logprobs = None
         if self._body.logprobs and delta.logprobs:
-            logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._state.token_text)
+            logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._state.token_bytes)
         content = {"content": delta.text} if delta.text or logprobs else {}
         return chat_delta(index, content, delta.finish_reason, logprobs)
 

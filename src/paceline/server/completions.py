@@ -48,7 +48,7 @@ class _TextAnswer:
         for index, answer in enumerate(await generation.collect()):
             logprobs = None
             if self._body.logprobs is not None:
-                logprobs = text_logprobs(answer.token_ids, answer.logprobs, self._state.token_text, 0)
+                logprobs = text_logprobs(answer.token_ids, answer.logprobs, self._state.token_bytes, 0)
             choice = text_choice(index, answer.text, answer.finish_reason, logprobs)
             choices.append(choice | {"stop_reason": answer.stop_reason})
         body = envelope(self.name, "text_completion", self._created, self._body.model, choices)
@@ -60,7 +60,7 @@ class _TextAnswer:
             async for index, delta in deltas:
                 logprobs = None
                 if self._body.logprobs is not None and delta.logprobs:
-                    logprobs = text_logprobs(delta.token_ids, delta.logprobs, self._state.token_text, offsets[index])
+                    logprobs = text_logprobs(delta.token_ids, delta.logprobs, self._state.token_bytes, offsets[index])
                     offsets[index] += sum(map(len, logprobs["tokens"]))
                 if delta.text or logprobs or delta.finish_reason:
                     yield self._chunk([text_choice(index, delta.text, delta.finish_reason, logprobs)])

@@ -8,9 +8,10 @@ from typing import Any
 from paceline.plan import TokenLogprobs
 from paceline.sequence import SpeculationCounts
 from paceline.server.generation import Answer, Generation
+from paceline.server.token_text import token_text
 
 Json = dict[str, Any]
-TokenText = Callable[[int], str]
+TokenBytes = Callable[[int], bytes]
 _SMALLEST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI writes this
 
 
@@ -60,25 +61,25 @@ def text_choice(index: int, text: str, finish_reason: str | None, logprobs: Json
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def chat_logprobs(token_ids: Sequence[int], entries: Sequence[TokenLogprobs], text: TokenText) -> Json:
+def chat_logprobs(token_ids: Sequence[int], entries: Sequence[TokenLogprobs], spell: TokenBytes) -> Json:
     content = []
     for token_id, entry in zip(token_ids, entries, strict=True):
         alternatives = zip(entry.top_ids, entry.top_logprobs, strict=True)
-        top = [_token_logprob(top_id, value, text) for top_id, value in alternatives]
-        content.append(_token_logprob(token_id, entry.logprob, text) | {"top_logprobs": top})
+        top = [_token_logprob(top_id, value, spell) for top_id, value in alternatives]
+        content.append(_token_logprob(token_id, entry.logprob, spell) | {"top_logprobs": top})
     return {"content": content, "refusal": None}
 
 
-def _token_logprob(token_id: int, logprob: float, text: TokenText) -> Json:
-    token = text(token_id)
-    return {"token": token, "logprob": max(logprob, _SMALLEST_LOGPROB), "bytes": list(token.encode())}
+def _token_logprob(token_id: int, logprob: float, spell: TokenBytes) -> Json:
+    data = spell(token_id)
+    return {"token": token_text(data), "logprob": max(logprob, _SMALLEST_LOGPROB), "bytes": list(data)}
 
 
 def text_logprobs(
-    token_ids: Sequence[int], entries: Sequence[TokenLogprobs], text: TokenText, first_offset: int
+    token_ids: Sequence[int], entries: Sequence[TokenLogprobs], spell: TokenBytes, first_offset: int
 ) -> Json:
     """The completions form. `text_offset` counts characters of the answer before each token."""
-    tokens = [text(token_id) for token_id in token_ids]
+    tokens = [token_text(spell(token_id)) for token_id in token_ids]
     offsets = [first_offset]
     for token in tokens:
         offsets.append(offsets[-1] + len(token))
@@ -87,7 +88,7 @@ def text_logprobs(
         "token_logprobs": [max(entry.logprob, _SMALLEST_LOGPROB) for entry in entries],
         "top_logprobs": [
             {
-                text(top_id): max(value, _SMALLEST_LOGPROB)
+                token_text(spell(top_id)): max(value, _SMALLEST_LOGPROB)
                 for top_id, value in zip(entry.top_ids, entry.top_logprobs, strict=True)
             }
             for entry in entries

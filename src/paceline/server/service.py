@@ -17,6 +17,7 @@ from paceline.prompts import encode_text
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import UnknownModelError
 from paceline.server.protocol import ChatRequest
+from paceline.server.token_text import token_bytes
 from paceline.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -59,5 +60,5 @@ class ServerState:
         except UnicodeEncodeError:
             raise InvalidRequestError("The prompt is not valid Unicode.", param="prompt") from None
 
-    def token_text(self, token_id: int) -> str:
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)
+    def token_bytes(self, token_id: int) -> bytes:
+        return token_bytes(self.tokenizer, token_id)
