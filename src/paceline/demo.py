@@ -37,12 +37,17 @@ class Run:
 
     name: str
     token_ids: list[int] = field(default_factory=list)
+    num_passes: int = 0  # forward passes of the target that gave tokens
     seconds: float = 0.0
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     @property
     def tokens_per_second(self) -> float:
         return len(self.token_ids) / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return len(self.token_ids) / self.num_passes if self.num_passes else 0.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,7 +88,8 @@ def _run(name: str, speculation: dict[str, Any] | None, options: argparse.Namesp
     console.print(Rule(name, align="left"))
     with LLM(options.model, dtype="float32", speculative_config=speculation) as llm:
         greedy = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
-        llm.generate("Once upon a time", greedy, use_tqdm=False)  # a first request pays for allocations
+        warm_up = SamplingParams(temperature=0.0, max_tokens=8)  # a first request pays for allocations
+        llm.generate("Once upon a time", warm_up, use_tqdm=False)
         run = _answer(llm, name, options.prompt, greedy, console)
     console.print("\n")
     return run
@@ -95,6 +101,7 @@ def _answer(llm: LLM, name: str, prompt: str, params: Any, console: Console) -> 
     painter = Painter(llm.get_tokenizer())
     for delta in llm.stream([{"role": "user", "content": prompt}], params):
         run.seconds = time.perf_counter() - started
+        run.num_passes += bool(delta.token_ids)
         run.token_ids += delta.token_ids
         run.counts = delta.speculation or run.counts
         for text in painter.paint(delta):
@@ -131,7 +138,7 @@ def summary(runs: list[Run], identical: bool) -> Table:
             str(len(run.token_ids)),
             f"{run.seconds:.2f}",
             f"{run.tokens_per_second:.1f}",
-            f"{run.counts.mean_acceptance_length:.2f}",
+            f"{run.tokens_per_pass:.2f}",
             acceptance,
         )
     speedup = runs[1].tokens_per_second / runs[0].tokens_per_second if runs[0].tokens_per_second else 0.0
