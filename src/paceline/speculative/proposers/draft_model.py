@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.layers.random import Purpose, uniforms
-from paceline.layers.sampling import Law, SamplingBatch, draw
+from paceline.layers.sampling import SamplingBatch, draw
 from paceline.plan import RowPlan, StepPlan
 from paceline.runner import batch_inputs
 from paceline.runner.model_runner import ModelRunner
@@ -35,7 +35,7 @@ class DraftModelProposer:
             return nothing(rows, sampling.device)
         logits, failed = self._read_chunks(readers)
         num_drafts = [row.num_draft_tokens for row in rows]
-        draft = _Draft(rows, num_drafts, sampling)
+        draft = _Draft(rows, num_drafts, sampling, self._vocab_size)
         active = draft.rows_at(0)
         for step in range(max(num_drafts, default=0)):
             tokens = draft.take(step, active, logits[:, : self._vocab_size])
@@ -60,7 +60,7 @@ class DraftModelProposer:
 class _Draft:
     """The tokens and laws of one step, filled column by column."""
 
-    def __init__(self, rows: list[RowPlan], num_drafts: list[int], sampling: SamplingBatch) -> None:
+    def __init__(self, rows: list[RowPlan], num_drafts: list[int], sampling: SamplingBatch, vocab_size: int) -> None:
         self._rows = rows
         self._num_drafts = num_drafts
         self._sampling = sampling
@@ -68,8 +68,8 @@ class _Draft:
         self._token_ids = torch.full((len(rows), width), -1, dtype=torch.int64, device=device)
         self._valid = torch.ones((len(rows), width), dtype=torch.bool, device=device)
         self._positions = torch.tensor([row.num_committed_tokens for row in rows], device=device)
-        self._probs: list[Tensor] = []  # one [Br, V] a step
         self._random_row = {row: place for place, row in enumerate(sampling.random_rows.tolist())}
+        self._probs = torch.zeros((len(self._random_row), width, vocab_size), device=device)
 
     def rows_at(self, step: int) -> list[int]:
         return [row for row, count in enumerate(self._num_drafts) if count > step]
@@ -84,23 +84,11 @@ class _Draft:
             positions = self._positions[active][drawn] + step
             u = uniforms(sampling.seeds[drawn], positions, Purpose.DRAFT)
             tokens[drawn] = draw(law.probs[:, 0], u)
-        self._keep_law(active, law)
+            places = [self._random_row[row] for row in active if row in self._random_row]
+            self._probs[places, step] = law.probs[:, 0]
         self._token_ids[active, step] = tokens
         self._valid[active, step] = law.valid[:, 0]
         return tokens
-
-    def _keep_law(self, active: list[int], law: Law) -> None:
-        if not self._random_row:
-            return
-        vocab = law.probs.shape[-1] if law.probs is not None else 1
-        if len(active) == len(self._rows) and law.probs is not None:
-            self._probs.append(law.probs[:, 0])
-            return
-        places = [self._random_row[row] for row in active if row in self._random_row]
-        kept = torch.zeros((len(self._random_row), vocab), device=self._sampling.device)
-        if law.probs is not None:
-            kept[places] = law.probs[:, 0]
-        self._probs.append(kept)
 
     def proposal(self, failed: set[int]) -> Proposal:
         """Rows whose draft went bad propose nothing."""
@@ -112,7 +100,7 @@ class _Draft:
         token_ids = self._token_ids[:, :width]
         if any(bad):
             token_ids[torch.tensor(bad, device=token_ids.device)] = -1
-        probs = torch.stack(self._probs[:width], dim=1) if self._random_row and width else None
+        probs = self._probs[:, :width] if self._random_row else None
         return Proposal(token_ids, num_drafted, probs, frozenset(failed))
 
 
