@@ -49,7 +49,7 @@ class Linear:
 
 def _packed(weight: Tensor) -> Tensor | None:
     """oneDNN's own layout of `weight`, or None where this build, device or dtype has none."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.enabled:
         return None
     try:
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)

@@ -52,7 +52,7 @@ class Attention:
         self._norm_heads_(heads)
         rotate_(heads[:, : arch.num_heads + arch.num_kv_heads], cos, sin)
         store(kv, slots, qkv[:, arch.q_size :])
-        return self.o(attend(heads[:, : arch.num_heads], kv, plan, self.window))
+        return self.o(attend(heads, kv, plan, self.window))
 
     def _norm_heads_(self, heads: Tensor) -> None:
         if self.q_norm is None or self.k_norm is None:
