@@ -57,10 +57,9 @@ class LLM:
         self._inbox: dict[str, deque[SequenceDelta]] = {}
 
     def _make_engine(self) -> EngineLike:
-        from paceline.engine.engine import Engine
-        from paceline.worker.executor import make_executor
+        from paceline.build import assemble_engine
 
-        return Engine(self.config, make_executor(self.config), self._tokenizer)
+        return assemble_engine(self.config, self._tokenizer)
 
     # What users call
 

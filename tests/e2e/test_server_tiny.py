@@ -17,6 +17,7 @@ from typing import Any
 import openai
 import psutil
 import pytest
+import torch
 from model.tiny import make_tiny
 from unit.hub_fakes import TEMPLATE, byte_level_tokens
 
@@ -58,7 +59,7 @@ def server(pair: tuple[str, str]) -> Iterator[tuple[subprocess.Popen[str], opena
         [sys.executable, "-m", "paceline.cli", *command, *options],
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"},
+        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
     )
     assert process.stderr is not None
     shown = ""
@@ -77,8 +78,11 @@ def server(pair: tuple[str, str]) -> Iterator[tuple[subprocess.Popen[str], opena
 
 @pytest.fixture(scope="module")
 def offline(pair: tuple[str, str]) -> Iterator[LLM]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost far more than they give
     with LLM(pair[0], speculative_model=pair[1], **OPTIONS) as llm:
         yield llm
+    torch.set_num_threads(num_threads)
 
 
 def sampling(**fields: Any) -> dict[str, Any]:

@@ -176,6 +176,22 @@ def test_refusals(target: str, arguments: dict[str, Any], words: str) -> None:
     assert words in refusal(**{"model": target, **arguments})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tensor_parallel_size": 4}, "this machine has 1 GPU."),
+        ({"quantization": "fp8"}, "no quantised kernels"),
+        ({"speculative_config": {"method": "ngram", "draft_tensor_parallel_size": 2}}, "draft_tensor_parallel_size=2"),
+    ],
+)
+def test_refusals_on_a_gpu(target: str, arguments: dict[str, Any], words: str) -> None:
+    assert words in refusal(GPU, model=target, **arguments)
+
+
+def test_enforce_eager_costs_on_a_gpu(target: str) -> None:
+    assert "costs most of the gain" in resolve(GPU, model=target, enforce_eager=True).notes[0]
+
+
 def test_p39_a_pair_with_different_tokens_is_refused(target: str, draft: str, differences: list[str | None]) -> None:
     differences.append("the draft's tokens are not the target's: id 3 differs.")
     assert "id 3 differs" in refusal(model=target, speculative_model=draft)

@@ -156,6 +156,23 @@ def test_ctrl_c_aborts_everything(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch)
     assert not llm.engine.has_unfinished()
 
 
+def test_long_work_shows_a_bar_on_a_terminal_and_nothing_elsewhere(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("paceline.progress._DELAY_SECONDS", 0.0)
+    llm.generate(["a", "b"], PARAMS)
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    llm.generate(["a", "b"], PARAMS, use_tqdm=False)
+    assert capsys.readouterr() == ("", "")
+    llm.generate(["a", "b"], PARAMS)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "2/2" in shown.err
+    assert "tok/s, 100% of drafts accepted" in shown.err
+
+
 def test_a_closed_llm_says_so(llm: FakeLLM) -> None:
     llm.close()
     llm.close()

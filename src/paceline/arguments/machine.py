@@ -9,6 +9,7 @@ from typing import Literal
 
 from paceline.config import Dtype
 
+_GPU_DEVICES = ("nvidia*", "nvhost*", "dxg", "kfd")  # of NVIDIA, Jetson, WSL, AMD; under /dev
 _NATIVE_BF16 = {"avx512_bf16", "amx_bf16"}  # as /proc/cpuinfo spells them; bf16 on Arm
 
 
@@ -28,6 +29,8 @@ class Machine:
 
     @classmethod
     def detect(cls) -> Machine:
+        if not any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES):
+            return cls()  # without importing torch: mistakes on the command line are told at once
         import torch
 
         return cls(num_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0)

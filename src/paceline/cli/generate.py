@@ -21,6 +21,7 @@ def run_generate(words: Sequence[str], engine: dict[str, Any], sampling: dict[st
     model, prompt = split_words(words)
     params = SamplingParams(**sampling)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("paceline").setLevel(logging.INFO)  # what a first run downloads, and notes
     with LLM(**model_or_default_pair(model, engine)) as llm:
         show_configuration(llm.describe())
         asked: Prompt | list[dict[str, str]] = prompt

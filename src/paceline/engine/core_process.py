@@ -34,7 +34,7 @@ from paceline.sequence import EngineRequest, SequenceDelta
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_FACTORY = "paceline.engine.core_process:build_engine"
+DEFAULT_FACTORY = "paceline.build:build_engine"  # by name: the engine itself knows no worker
 
 
 class EngineLike(Protocol):
@@ -50,14 +50,6 @@ class EngineLike(Protocol):
 
 
 EngineFactory = Callable[[EngineConfig], EngineLike]
-
-
-def build_engine(config: EngineConfig) -> EngineLike:
-    from paceline.engine.engine import Engine
-    from paceline.tokenizer import load_tokenizer
-    from paceline.worker.executor import make_executor
-
-    return Engine(config, make_executor(config), load_tokenizer(config.model.path))
 
 
 class EngineLoop:
