@@ -102,9 +102,7 @@ class LLM:
         self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
     ) -> Iterator[SequenceDelta]:
         """Yield what each step adds to the answer of one prompt or one conversation."""
-        is_chat = not isinstance(prompt, str | Mapping) and bool(prompt) and isinstance(prompt[0], Mapping)
-        tokenized = self._chat_prompt(prompt, {}) if is_chat else tokenize(as_prompts(prompt)[0], self._tokenizer)
-        return self._deltas(tokenized, sampling_params or SamplingParams())
+        return self._deltas(self._one_prompt(prompt), sampling_params or SamplingParams())
 
     def get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
@@ -133,6 +131,14 @@ class LLM:
         self.close()
 
     # How it works
+
+    def _one_prompt(self, prompt: Prompt | Sequence[Message]) -> TokenizedPrompt:
+        if not isinstance(prompt, str | Mapping) and prompt and isinstance(prompt[0], Mapping):
+            return self._chat_prompt(prompt, {})
+        prompts = as_prompts(prompt)
+        if len(prompts) != 1:
+            raise InvalidRequestError(f"stream takes one prompt, not {len(prompts)}; see generate.", param="prompt")
+        return tokenize(prompts[0], self._tokenizer)
 
     def _chat_prompt(self, messages: Any, kwargs: dict[str, Any]) -> TokenizedPrompt:
         return TokenizedPrompt(None, self.get_tokenizer().apply_chat_template(messages, **kwargs))

@@ -53,7 +53,7 @@ class RunningServer:
     def ended(self, status: int, within: float) -> None:
         assert self.process.wait(within) == status
         for engine in self.engines:
-            engine.wait(5)
+            engine.wait(15)
 
 
 @contextmanager
@@ -153,27 +153,28 @@ def test_p42_kill_9_on_the_engine(server: RunningServer) -> None:
     server.engines[0].kill()
     with pytest.raises(openai.APIError, match="engine"):
         list(stream)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     assert httpx.get(f"{server.url}/health").status_code == 503
     with pytest.raises(openai.InternalServerError) as late:
         chat(server)
     assert late.value.code == "engine_dead"
-    server.ended(status=1, within=10)
+    server.ended(status=1, within=20)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_every_process(server: RunningServer, number: signal.Signals) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
     server.process.send_signal(number)
-    server.ended(status=0, within=5)
+    server.ended(status=0, within=15)
 
 
 def test_a_signal_lets_running_requests_finish(server: RunningServer) -> None:
     stream = iter(chat(server, max_tokens=200, stream=True))
     next(stream)
-    server.process.send_signal(signal.SIGTERM)
+    for process in (*server.engines, server.process):  # as a service manager does, to the whole group
+        process.send_signal(signal.SIGTERM)
     assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
-    server.ended(status=0, within=5)
+    server.ended(status=0, within=15)
 
 
 def test_a_second_signal_does_not_wait(server: RunningServer) -> None:
@@ -183,7 +184,7 @@ def test_a_second_signal_does_not_wait(server: RunningServer) -> None:
     time.sleep(0.5)
     assert server.process.poll() is None
     server.process.send_signal(signal.SIGTERM)
-    server.ended(status=0, within=5)
+    server.ended(status=0, within=15)
 
 
 def test_a_signal_while_the_model_loads() -> None:
@@ -195,15 +196,15 @@ def test_a_signal_while_the_model_loads() -> None:
         engines = server.children()
         time.sleep(0.5)
         process.terminate()
-        assert process.wait(5) == 0
+        assert process.wait(15) == 0
         assert engines
         for engine in engines:
-            engine.wait(5)
+            engine.wait(15)
 
 
 def test_kill_9_on_the_server_ends_the_engine(server: RunningServer) -> None:
     server.process.kill()
-    server.ended(status=-signal.SIGKILL, within=5)
+    server.ended(status=-signal.SIGKILL, within=15)
 
 
 def test_a_port_in_use_is_one_clear_line(shared: RunningServer) -> None:

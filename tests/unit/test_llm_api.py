@@ -130,6 +130,8 @@ def test_stream(llm: FakeLLM) -> None:
     assert [d.token_ids for d in deltas] == [[2, 3], [4, 5], [6]]
     assert deltas[-1].finish_reason == "length"
     assert next(llm.stream([{"role": "user", "content": "a"}], PARAMS)).num_prompt_tokens == 3
+    with pytest.raises(InvalidRequestError, match="one prompt, not 2"):
+        llm.stream([[4], [5]], PARAMS)
 
 
 def test_streams_and_calls_side_by_side_get_their_own_tokens(llm: FakeLLM) -> None:

@@ -113,7 +113,7 @@ def test_p42_a_killed_engine_fails_every_request_at_once_and_health() -> None:
         began = time.monotonic()
         os.kill(engine.pid, signal.SIGKILL)
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
         assert all(isinstance(result, EngineDeadError) for result in results)
         assert "signal 9" in str(results[0])
         assert not engine.is_healthy
@@ -179,4 +179,4 @@ def test_the_engine_process_ends_when_its_parent_is_killed() -> None:
     child = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
     parent.wait()
-    child.wait(timeout=5)
+    child.wait(timeout=15)

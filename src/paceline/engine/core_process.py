@@ -176,7 +176,8 @@ def main() -> int:
         parser.add_argument(option, required=True)
     parser.add_argument("--factory", default=DEFAULT_FACTORY)
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; Ctrl-C reaches the whole group
+    for number in (signal.SIGINT, signal.SIGTERM):  # they reach whole groups; the parent decides, and ends us
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     config = wire.decode_config(sys.stdin.buffer.readline())
     end_with_parent(sys.stdin.fileno())
