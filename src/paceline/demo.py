@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.errors import PacelineError
+from paceline.hub import resolve
 from paceline.sequence import SequenceDelta, SpeculationCounts
 
 if TYPE_CHECKING:
@@ -53,11 +54,13 @@ class Run:
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     console = Console(highlight=False)
-    console.print(f"[bold]Prompt:[/bold] {options.prompt}\n")
+    console.print(Text.assemble(("Prompt: ", "bold"), options.prompt, "\n"))
     try:
+        for model in {options.model, options.draft} - {"ngram"}:
+            resolve(model, console.print)  # before the first run: a model that is missing is said at once
         runs = [_run(name, speculation, options, console) for name, speculation in _modes(options)]
     except PacelineError as error:
-        console.print(f"[red]{error}[/red]")
+        console.print(Text(str(error), "red"))
         return 1
     identical = runs[0].token_ids == runs[1].token_ids
     console.print(summary(runs, identical))
@@ -79,13 +82,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _modes(options: argparse.Namespace) -> list[tuple[str, dict[str, Any] | None]]:
     proposer = {"method": "ngram"} if options.draft == "ngram" else {"model": options.draft}
     speculation = {**proposer, "num_speculative_tokens": options.num_speculative_tokens}
-    return [("speculation off", None), (f"speculation on ({options.draft})", speculation)]
+    return [("off", None), (f"on, {options.draft}", speculation)]
 
 
 def _run(name: str, speculation: dict[str, Any] | None, options: argparse.Namespace, console: Console) -> Run:
     from paceline import LLM, SamplingParams
 
-    console.print(Rule(name, align="left"))
+    console.print(Rule(f"speculation {name}", align="left"))
     with LLM(options.model, dtype="float32", speculative_config=speculation) as llm:
         greedy = SamplingParams(temperature=0.0, max_tokens=options.max_tokens)
         warm_up = SamplingParams(temperature=0.0, max_tokens=8)  # a first request pays for allocations
@@ -128,7 +131,7 @@ class Painter:
 def summary(runs: list[Run], identical: bool) -> Table:
     verdict = "the texts are identical" if identical else "THE TEXTS DIFFER"
     table = Table(title=f"Green: accepted drafts; {verdict}", title_justify="left")
-    table.add_column("")
+    table.add_column("speculation", overflow="fold")
     for heading in ("tokens", "seconds", "tok/s", "tokens per target pass", "acceptance"):
         table.add_column(heading, justify="right")
     for run in runs:

@@ -32,8 +32,6 @@ class ScriptedLLM:
     plain_answer = "a rainbow é"
 
     def __init__(self, model: str, dtype: str, speculative_config: dict[str, Any] | None) -> None:
-        if model == "missing":
-            raise ConfigurationError("no such model")
         self.speculates = speculative_config is not None
 
     def __enter__(self) -> Self:
@@ -55,6 +53,12 @@ class ScriptedLLM:
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.LLM", ScriptedLLM, raising=False)
+    monkeypatch.setattr(demo, "resolve", resolve)
+
+
+def resolve(name: str, _progress: object) -> None:
+    if name == "missing":
+        raise ConfigurationError("no such model: [missing]")
 
 
 def test_painter_colours_accepted_tokens_only() -> None:
@@ -84,5 +88,7 @@ def test_difference_is_a_failure(capsys: pytest.CaptureFixture[str], monkeypatch
 
 
 def test_missing_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo.main(["--model", "missing"]) == 1
-    assert "no such model" in capsys.readouterr().out
+    assert demo.main(["--draft", "missing"]) == 1
+    shown = capsys.readouterr().out
+    assert "no such model: [missing]" in shown
+    assert "speculation off" not in shown
