@@ -24,7 +24,12 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (None,),
     "logits_processors": (None, []),
 }
-_BEAM_SEARCH = ("use_beam_search", "best_of", "length_penalty", "early_stopping")
+_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
+    "use_beam_search": (None, False),
+    "best_of": (None, 1),
+    "length_penalty": (None, 1, 1.0),
+    "early_stopping": (None, False),
+}
 
 
 def _refuse(message: str, param: str) -> InvalidRequestError:
@@ -93,7 +98,7 @@ class SamplingParams(_Fields):
 def _refuse_unknown(name: str, value: object, known: set[str]) -> None:
     """Return silently only for a field we do not have whose value asks for nothing."""
     if name in _BEAM_SEARCH:
-        if value in (None, False, 1, 1.0):
+        if _is_one_of(value, _BEAM_SEARCH[name]):
             return
         raise _refuse(
             f"{name}={value!r}: beam search does not go with speculative decoding and is not offered. "
@@ -101,10 +106,15 @@ def _refuse_unknown(name: str, value: object, known: set[str]) -> None:
             name,
         )
     if name in _NOT_YET:
-        if value in _NOT_YET[name]:
+        if _is_one_of(value, _NOT_YET[name]):
             return
         raise _refuse(f"{name} is not supported yet; leave it out.", name)
     raise _refuse(f"Unknown sampling parameter '{name}'.{did_you_mean(name, known | set(_NOT_YET))}", name)
+
+
+def _is_one_of(value: object, neutral: tuple[Any, ...]) -> bool:
+    """Equality that tells True from 1."""
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
 def _normalise(fields: dict[str, Any]) -> None:
