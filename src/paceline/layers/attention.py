@@ -20,14 +20,14 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One SDPA: n pieces of rows, padded to q queries and to kv_len keys.
+    """One SDPA: n pieces of rows. Its query rows are G heads times q queries, padded; its keys padded to kv_len.
 
     blocks        [n·num_blocks] to gather, or None: the consecutive blocks from first_block on
-    masks         by window: [n, 1, G·q, kv_len] to add to the scores
+    masks         by window: [n, 1, num_query_rows, kv_len] to add to the scores
     """
 
     num_pieces: int
-    num_queries: int
+    num_query_rows: int
     kv_len: int
     blocks: Tensor | None
     first_block: int
@@ -37,9 +37,8 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     groups: list[Group]
-    gather: Tensor  # [sum of n·KV·G·q] vectors of the projection [T·(H + 2·KV), D], group after group
-    scatter: Tensor  # [T·H] vectors of the groups' outputs, each [n, G·q, KV, D], end to end
-    heads_per_kv: int
+    gather: Tensor  # [sum of n·KV·num_query_rows] vectors of the projection [T·(H + 2·KV), D], group after group
+    scatter: Tensor  # [T·H] vectors of the groups' outputs, each [n, num_query_rows, KV, D], end to end
 
 
 def store(layer: Tensor, slots: Tensor, kv: Tensor) -> None:
@@ -53,7 +52,7 @@ def attend(heads: Tensor, layer: Tensor, plan: AttentionPlan, window: int | None
     queries = heads.view(-1, head_dim).index_select(0, plan.gather)
     outputs, start = [], 0
     for group in plan.groups:
-        end = start + group.num_pieces * group.num_queries * plan.heads_per_kv * layer.shape[3]
+        end = start + group.num_pieces * layer.shape[3] * group.num_query_rows
         outputs.append(_attend_group(queries[start:end], layer, group, window))
         start = end
     attended = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -61,7 +60,7 @@ def attend(heads: Tensor, layer: Tensor, plan: AttentionPlan, window: int | None
 
 
 def _attend_group(queries: Tensor, layer: Tensor, group: Group, window: int | None) -> Tensor:
-    """queries [n * KV * G * q, D] -> [n * G * q * KV, D]"""
+    """queries [n * KV * num_query_rows, D] -> [n * num_query_rows * KV, D]"""
     kv_heads, head_dim = layer.shape[3:]
     keys, values = _keys_values(layer, group)
     attended = functional.scaled_dot_product_attention(

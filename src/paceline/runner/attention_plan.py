@@ -4,7 +4,7 @@ Contract
 - Made once a forward and shared by all layers; pure index arithmetic.
 - No row ever reads another row's blocks or the null block, not even under a mask: a table is padded with the row's
   own last block. So what one row stores, NaN included, cannot reach its neighbours.
-- A query's result has the same bits whatever is computed beside it (see `padded_keys` and `padded_queries`).
+- A query's result has the same bits whatever is computed beside it (see `padded_keys` and `padded_rows`).
 
 How: rows are cut into pieces of at most MAX_QUERIES queries (a long prefill chunk becomes several, each reading only
 the positions up to its own last query). Short pieces of similar length form a group. A group is kept so small that
@@ -26,7 +26,7 @@ from paceline.runner.forward_batch import ForwardBatch
 
 MAX_QUERIES = 128  # of one piece
 SHORT = 16  # queries up to which pieces share a group
-GROUP_BYTES = 4 << 20  # gathered keys and values of one group
+GROUP_BYTES = 2 << 20  # gathered keys and values of one group
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +40,18 @@ class Piece:
 
 
 def plan_attention(batch: ForwardBatch, arch: Architecture, dtype: torch.dtype, block_size: int) -> AttentionPlan:
-    heads_per_kv = arch.num_heads // arch.num_kv_heads
     grouped = group_pieces(cut(batch), 2 * arch.kv_size * dtype.itemsize)
     if arch.num_kv_heads == 1:  # an SDPA of one task would run its products on several threads, with other rounding
         grouped = [members * 2 if len(members) == 1 else members for members in grouped]
-    widths = [padded_queries(max(piece.num_queries for piece in members), heads_per_kv) for members in grouped]
-    tokens = [
-        torch.tensor(_query_indices(members, width), device=batch.positions.device).view(len(members), 1, 1, width)
-        for members, width in zip(grouped, widths, strict=True)
-    ]
+    rows = [query_rows(members, arch.num_heads // arch.num_kv_heads, batch.positions.device) for members in grouped]
     windows = set(arch.sliding_windows)
     return AttentionPlan(
         groups=[
-            _group(members, batch, positions, windows, heads_per_kv, dtype, block_size)
-            for members, positions in zip(grouped, (batch.positions[index] for index in tokens), strict=True)
+            _group(members, batch, batch.positions[tokens], windows, dtype, block_size)
+            for members, (tokens, _) in zip(grouped, rows, strict=True)
         ],
-        gather=torch.cat([_gather(index, arch) for index in tokens]),
-        scatter=_scatter(grouped, widths, batch.positions, arch),
-        heads_per_kv=heads_per_kv,
+        gather=torch.cat([_gather(tokens, heads, arch) for tokens, heads in rows]),
+        scatter=_scatter(grouped, [len(heads) for _, heads in rows], batch.positions, arch),
     )
 
 
@@ -74,11 +68,9 @@ def padded_keys(kv_len: int, block_size: int) -> int:
     return length + 384 - rest if 192 < rest < 384 else length
 
 
-def padded_queries(num_queries: int, heads_per_kv: int) -> int:
-    """Queries so that no block of 32 rows ends in fewer than 4: those take another product with other rounding."""
-    while 0 < num_queries * heads_per_kv % 32 < 4:
-        num_queries += 1
-    return num_queries
+def padded_rows(num_rows: int) -> int:
+    """Query rows so that no block of 32 ends in fewer than 4: those would take another product, rounded otherwise."""
+    return num_rows + 4 - num_rows % 32 if 0 < num_rows % 32 < 4 else num_rows
 
 
 def cut(batch: ForwardBatch) -> list[Piece]:
@@ -109,32 +101,38 @@ def _fits(group: list[Piece], piece: Piece, bytes_per_position: int) -> bool:
     return (len(group) + 1) * piece.kv_len * bytes_per_position <= GROUP_BYTES
 
 
-def _query_indices(members: list[Piece], width: int) -> list[int]:
-    """Token indices of each piece, the last one repeated up to `width`."""
+def query_rows(members: list[Piece], heads_per_kv: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The query rows of an SDPA, head by head: token [n, rows] and head within its group [rows]; padding repeats."""
+    num_queries = max(piece.num_queries for piece in members)
     indices: list[int] = []
     for piece in members:
         end = piece.first + piece.num_queries
-        indices += [*range(piece.first, end), *[end - 1] * (width - piece.num_queries)]
-    return indices
+        indices += [*range(piece.first, end), *[end - 1] * (num_queries - piece.num_queries)]
+    rows = torch.arange(padded_rows(heads_per_kv * num_queries), device=device)
+    rows = rows.clamp_(max=heads_per_kv * num_queries - 1)
+    tokens = torch.tensor(indices, device=device).view(len(members), num_queries)
+    return tokens[:, rows % num_queries], rows // num_queries
 
 
-def _gather(tokens: Tensor, arch: Architecture) -> Tensor:
-    """tokens [n, 1, 1, q] -> vectors of the projection [T·(H + 2·KV), D] in the order n, KV, G, q."""
-    heads = torch.arange(arch.num_heads, device=tokens.device).view(1, arch.num_kv_heads, -1, 1)
-    return (tokens * (arch.num_heads + 2 * arch.num_kv_heads) + heads).flatten()
+def _gather(tokens: Tensor, heads: Tensor, arch: Architecture) -> Tensor:
+    """Vectors of the projection [T·(H + 2·KV), D] in the order n, KV, rows."""
+    first_heads = torch.arange(0, arch.num_heads, arch.num_heads // arch.num_kv_heads, device=tokens.device)
+    vectors = arch.num_heads + 2 * arch.num_kv_heads
+    return (tokens.unsqueeze(1) * vectors + first_heads.view(-1, 1) + heads).flatten()
 
 
-def _scatter(grouped: list[list[Piece]], widths: list[int], like: Tensor, arch: Architecture) -> Tensor:
-    """[T·H]: where each token's heads lie when the groups' outputs [n, G, q, KV] are laid end to end."""
+def _scatter(grouped: list[list[Piece]], num_rows: list[int], like: Tensor, arch: Architecture) -> Tensor:
+    """[T·H]: where each token's heads lie when the groups' outputs [n, rows, KV] are laid end to end."""
     first = [0] * like.shape[0]  # the place of a token's head 0
     step = [0] * like.shape[0]  # from one head of a key-value group to the next
     offset = 0
-    for members, width in zip(grouped, widths, strict=True):
+    for members, rows in zip(grouped, num_rows, strict=True):
+        num_queries = max(piece.num_queries for piece in members)
         for piece in members:
             end = piece.first + piece.num_queries
             first[piece.first : end] = range(offset, offset + piece.num_queries * arch.num_kv_heads, arch.num_kv_heads)
-            step[piece.first : end] = [width * arch.num_kv_heads] * piece.num_queries
-            offset += width * arch.num_heads
+            step[piece.first : end] = [num_queries * arch.num_kv_heads] * piece.num_queries
+            offset += rows * arch.num_kv_heads
     places = torch.tensor([first, step], device=like.device).view(2, -1, 1, 1)
     kv_head = torch.arange(arch.num_kv_heads, device=like.device).view(1, -1, 1)
     in_group = torch.arange(arch.num_heads // arch.num_kv_heads, device=like.device).view(1, 1, -1)
@@ -146,14 +144,13 @@ def _group(
     batch: ForwardBatch,
     positions: Tensor,
     windows: set[int | None],
-    heads_per_kv: int,
     dtype: torch.dtype,
     block_size: int,
 ) -> Group:
     kv_len = padded_keys(max(piece.kv_len for piece in members), block_size)
     first_block, blocks = _blocks(members, batch.block_tables, kv_len // block_size, block_size)
-    masks = {window: _mask(positions, kv_len, window, heads_per_kv, dtype) for window in windows}
-    return Group(len(members), positions.shape[-1], kv_len, blocks, first_block, masks)
+    masks = {window: _mask(positions, kv_len, window, dtype) for window in windows}
+    return Group(len(members), positions.shape[1], kv_len, blocks, first_block, masks)
 
 
 def _blocks(members: list[Piece], block_tables: Tensor, width: int, block_size: int) -> tuple[int, Tensor | None]:
@@ -170,11 +167,10 @@ def _blocks(members: list[Piece], block_tables: Tensor, width: int, block_size: 
     return 0, block_tables[rows, columns].flatten()
 
 
-def _mask(positions: Tensor, kv_len: int, window: int | None, heads_per_kv: int, dtype: torch.dtype) -> Tensor:
-    """0 where a query at `positions` [n, 1, 1, q] sees a key, -inf elsewhere: [n, 1, G·q, kv_len]."""
-    keys, last = torch.arange(kv_len, device=positions.device), positions.unsqueeze(-1)
+def _mask(positions: Tensor, kv_len: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """0 where a query row at `positions` [n, rows] sees a key, -inf elsewhere: [n, 1, rows, kv_len]."""
+    keys, last = torch.arange(kv_len, device=positions.device), positions[:, None, :, None]
     hidden = keys > last
     if window is not None:
         hidden |= keys <= last - window
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
-    return mask.expand(-1, -1, heads_per_kv, -1, -1).flatten(2, 3)
+    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))
