@@ -4,8 +4,8 @@ Contract
 - `weight` is [n, k] as in the checkpoint until `pack`; afterwards the layer owns its own form of it.
 - On a CPU a row of the result has the same bits however many rows are computed with it, so that verifying K+1 tokens
   gives exactly the logits of K+1 single steps. oneDNN's packed product has this property, and is the fastest one at
-  every number of rows; the product behind `F.linear` (a BLAS call) has neither: on an AVX2 CPU it took 2.5 times as
-  long at 6 rows as at 1 (packed: 1.4 times).
+  every number of rows; the product behind `F.linear` (a BLAS call) has neither: on an AVX2 CPU it took three times as
+  long at 6 rows as at 1 (packed: 1.3 to 1.7 times).
 
 The packed form is what torch's own inductor uses for frozen linears (the `mkldnn` operators below). They are not
 documented, so a build or a dtype without them falls back to `F.linear`.

@@ -41,7 +41,7 @@ class ModelRunner:
         self._pool: KVPool | None = None
 
     @classmethod
-    @torch.inference_mode()
+    @torch.no_grad()
     def load(cls, config: ModelConfig, device: torch.device | str = "cpu", *, seed: int = 0) -> ModelRunner:
         """Read `config.path`; load_format 'dummy' needs only its config.json and fills from `seed`."""
         architecture = read_architecture(config.path)
