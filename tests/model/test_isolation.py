@@ -12,8 +12,9 @@ from model.tiny import make_tiny
 from torch import Tensor
 
 from paceline.config import ModelConfig
-from paceline.runner.attention_plan import padded_keys, padded_rows
+from paceline.runner.attention_plan import padded_keys
 from paceline.runner.model_runner import ModelRunner
+from paceline.runner.query_order import padded_rows
 
 POISON = 100  # a token whose embedding is NaN
 BLOCK = 4

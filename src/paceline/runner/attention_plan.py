@@ -4,7 +4,8 @@ Contract
 - Made once a forward and shared by all layers; pure index arithmetic.
 - No row ever reads another row's blocks or the null block, not even under a mask: a table is padded with the row's
   own last block. So what one row stores, NaN included, cannot reach its neighbours.
-- A query's result has the same bits whatever is computed beside it (see `padded_keys` and `padded_rows`).
+- A query's result has the same bits whatever is computed beside it: see `padded_keys`, and `padded_rows` in
+  query_order.py.
 
 How: rows are cut into pieces of at most MAX_QUERIES queries (a long prefill chunk becomes several, each reading only
 the positions up to its own last query). Short pieces of similar length form a group. A group is kept so small that
@@ -23,6 +24,7 @@ from torch import Tensor
 from paceline.layers.attention import AttentionPlan, Group
 from paceline.models.architecture import Architecture
 from paceline.runner.forward_batch import ForwardBatch
+from paceline.runner.query_order import query_order
 
 MAX_QUERIES = 128  # of one piece
 SHORT = 16  # queries up to which pieces share a group
@@ -43,16 +45,14 @@ def plan_attention(batch: ForwardBatch, arch: Architecture, dtype: torch.dtype, 
     grouped = group_pieces(cut(batch), 2 * arch.kv_size * dtype.itemsize)
     if arch.num_kv_heads == 1:  # an SDPA of one task would run its products on several threads, with other rounding
         grouped = [members * 2 if len(members) == 1 else members for members in grouped]
-    rows = [query_rows(members, arch.num_heads // arch.num_kv_heads, batch.positions.device) for members in grouped]
+    spans = tuple(tuple((piece.first, piece.num_queries) for piece in members) for members in grouped)
+    order = query_order(spans, arch.num_heads, arch.num_kv_heads, batch.positions.device)
     windows = set(arch.sliding_windows)
-    return AttentionPlan(
-        groups=[
-            _group(members, batch, batch.positions[tokens], windows, dtype, block_size)
-            for members, (tokens, _) in zip(grouped, rows, strict=True)
-        ],
-        gather=torch.cat([_gather(tokens, heads, arch) for tokens, heads in rows]),
-        scatter=_scatter(grouped, [len(heads) for _, heads in rows], batch.positions, arch),
-    )
+    groups = [
+        _group(members, batch, batch.positions[tokens], windows, dtype, block_size)
+        for members, tokens in zip(grouped, order.tokens, strict=True)
+    ]
+    return AttentionPlan(groups, order.gather, order.scatter)
 
 
 def padded_keys(kv_len: int, block_size: int) -> int:
@@ -66,11 +66,6 @@ def padded_keys(kv_len: int, block_size: int) -> int:
     length = -(-kv_len // unit) * unit
     rest = length % 512
     return length + 384 - rest if 192 < rest < 384 else length
-
-
-def padded_rows(num_rows: int) -> int:
-    """Query rows so that no block of 32 ends in fewer than 4: those would take another product, rounded otherwise."""
-    return num_rows + 4 - num_rows % 32 if 0 < num_rows % 32 < 4 else num_rows
 
 
 def cut(batch: ForwardBatch) -> list[Piece]:
@@ -99,44 +94,6 @@ def _fits(group: list[Piece], piece: Piece, bytes_per_position: int) -> bool:
     if piece.num_queries > SHORT or piece.kv_len > 2 * group[0].kv_len + 64:
         return False
     return (len(group) + 1) * piece.kv_len * bytes_per_position <= GROUP_BYTES
-
-
-def query_rows(members: list[Piece], heads_per_kv: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The query rows of an SDPA, head by head: token [n, rows] and head within its group [rows]; padding repeats."""
-    num_queries = max(piece.num_queries for piece in members)
-    indices: list[int] = []
-    for piece in members:
-        end = piece.first + piece.num_queries
-        indices += [*range(piece.first, end), *[end - 1] * (num_queries - piece.num_queries)]
-    rows = torch.arange(padded_rows(heads_per_kv * num_queries), device=device)
-    rows = rows.clamp_(max=heads_per_kv * num_queries - 1)
-    tokens = torch.tensor(indices, device=device).view(len(members), num_queries)
-    return tokens[:, rows % num_queries], rows // num_queries
-
-
-def _gather(tokens: Tensor, heads: Tensor, arch: Architecture) -> Tensor:
-    """Vectors of the projection [T·(H + 2·KV), D] in the order n, KV, rows."""
-    first_heads = torch.arange(0, arch.num_heads, arch.num_heads // arch.num_kv_heads, device=tokens.device)
-    vectors = arch.num_heads + 2 * arch.num_kv_heads
-    return (tokens.unsqueeze(1) * vectors + first_heads.view(-1, 1) + heads).flatten()
-
-
-def _scatter(grouped: list[list[Piece]], num_rows: list[int], like: Tensor, arch: Architecture) -> Tensor:
-    """[T·H]: where each token's heads lie when the groups' outputs [n, rows, KV] are laid end to end."""
-    first = [0] * like.shape[0]  # the place of a token's head 0
-    step = [0] * like.shape[0]  # from one head of a key-value group to the next
-    offset = 0
-    for members, rows in zip(grouped, num_rows, strict=True):
-        num_queries = max(piece.num_queries for piece in members)
-        for piece in members:
-            end = piece.first + piece.num_queries
-            first[piece.first : end] = range(offset, offset + piece.num_queries * arch.num_kv_heads, arch.num_kv_heads)
-            step[piece.first : end] = [num_queries * arch.num_kv_heads] * piece.num_queries
-            offset += rows * arch.num_kv_heads
-    places = torch.tensor([first, step], device=like.device).view(2, -1, 1, 1)
-    kv_head = torch.arange(arch.num_kv_heads, device=like.device).view(1, -1, 1)
-    in_group = torch.arange(arch.num_heads // arch.num_kv_heads, device=like.device).view(1, 1, -1)
-    return (places[0] + kv_head + in_group * places[1]).flatten()
 
 
 def _group(
