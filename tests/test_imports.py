@@ -12,7 +12,8 @@ SOURCE = Path(__file__).resolve().parent.parent / "src" / "paceline"
 # A folder, and the parts of Paceline (or libraries) it must never reach, lazily or not.
 FORBIDDEN = {
     "engine": ("torch", "numpy", "transformers", "paceline.runner", "paceline.speculative", "paceline.models",
-               "paceline.layers", "paceline.kernels", "paceline.worker", "paceline.server", "paceline.llm", "paceline.cli"),
+               "paceline.layers", "paceline.kernels", "paceline.worker", "paceline.server", "paceline.llm",
+               "paceline.cli"),
     "runner": ("paceline.engine", "paceline.worker", "paceline.speculative", "paceline.server", "paceline.sequence"),
     "models": ("paceline.engine", "paceline.worker", "paceline.speculative", "paceline.server", "paceline.runner"),
     "layers": ("paceline.engine", "paceline.worker", "paceline.speculative", "paceline.server", "paceline.runner",
