@@ -17,7 +17,6 @@ def runs(flags: list[bool]) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-@torch.compiler.set_stance("force_eager")  # other shapes than in training: not worth compiling
 def evaluate(
     student: Llama, target_table: Tensor, batch: Batch, *, num_speculative_tokens: int = 5, rows_at_once: int = 8
 ) -> dict[str, float]:
@@ -27,7 +26,8 @@ def evaluate(
     dtype = batch.hidden.dtype
     for start in range(0, len(batch.tokens), rows_at_once):
         rows = slice(start, start + rows_at_once)
-        with torch.autocast(batch.hidden.device.type, dtype=dtype, enabled=dtype != torch.float32):
+        eager = torch.compiler.set_stance("force_eager")  # other shapes than in training: not worth compiling
+        with eager, torch.autocast(batch.hidden.device.type, dtype=dtype, enabled=dtype != torch.float32):
             hidden = student(batch.tokens[rows])
         width = hidden.shape[-1]
         hidden = hidden.gather(1, batch.positions[rows].unsqueeze(-1).expand(-1, -1, width))

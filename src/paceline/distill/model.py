@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -151,7 +151,7 @@ class Llama(nn.Module):
     @property
     def table(self) -> nn.Parameter:
         """The tied table [vocab, hidden]: embedding and head."""
-        return self.embed_tokens.weight
+        return cast(nn.Parameter, self.embed_tokens.weight)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         cos, sin = rotary_table(self.shape, token_ids.shape[1], token_ids.device)

@@ -35,9 +35,9 @@ OPENERS: tuple[str, ...] = (
     "Extract the", "Extract all names and dates from", "Identify the", "Classify", "Find the", "Sort the following",
     "Convert the following into JSON:", "Return a list of", "Count the", "Fill in the blank:", "Is the following true?",
     "Solve", "Solve for x:", "Calculate", "Compute the", "What is the value of", "What is the sum of",
-    "A train leaves", "A store sells", "A farmer has", "Sarah has", "Tom bought", "John is", "There are", "In a class of",
-    "If a", "If it takes", "Each day,", "Maria earns", "The ratio of", "A rectangle has", "The price of", "Half of the",
-    "Find the area of", "Prove that", "Think step by step:", "Which number comes next:", "Write a Python function that",
+    "A train leaves", "A store sells", "A farmer has", "Sarah has", "Tom bought", "John is", "There are",
+    "In a class of", "If a", "If it takes", "Each day,", "Maria earns", "The ratio of", "A rectangle has", "The price of",
+    "Half of the", "Find the area of", "Prove that", "Think step by step:", "Which number comes next:", "Write a Python function that",
     "Write a program", "Write a function to", "Implement", "Fix the bug in this code:", "Explain this code:",
     "How do I write a SQL query", "Write an HTML page", "Write a JavaScript function", "Write a C++ program that",
     "Write a unit test for", "What does this regular expression do?", "Given an array of", "Debug", "Optimize",
@@ -108,7 +108,9 @@ class Scripts:
     following: Tensor  # [n] rows that lead to another user turn
 
     @classmethod
-    def build(cls, format: ChatFormat, openers: Sequence[Sequence[int]], follow_ups: Sequence[Sequence[int]]) -> Scripts:
+    def build(
+        cls, format: ChatFormat, openers: Sequence[Sequence[int]], follow_ups: Sequence[Sequence[int]]
+    ) -> Scripts:
         """Half of the drawn user turns begin freely: the empty opener stands as often as all others together."""
         first = [list(o) for o in openers] + [[] for _ in openers]
         following = [[*format.to_user, *o] for o in follow_ups] + [[*format.to_user] for _ in follow_ups]
@@ -143,11 +145,11 @@ def document_prompts(
     """[rows, length] prompts: an instruction around documents that fill the length exactly."""
     out = np.empty((rows, length), dtype=np.int64)
     for row in out:
-        before, after = frames[random.integers(len(frames))]
+        before, after = frames[int(random.integers(len(frames)))]
         head = [*format.start, *before]
         tail = [*after, format.end, *format.to_assistant]
         body: list[int] = []
         while len(body) < length:
-            body += [*documents[random.integers(len(documents))].tolist(), *separator]
+            body += [*documents[int(random.integers(len(documents)))].tolist(), *separator]
         row[:] = head + body[: length - len(head) - len(tail)] + tail
     return torch.from_numpy(out)

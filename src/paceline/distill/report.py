@@ -1,12 +1,13 @@
-"""Tokens a target pass by category, from transcripts that the target wrote: the figures of a model card.
+"""`python -m paceline.distill.report DRAFT TRANSCRIPTS`: tokens a target pass by category, for a model card.
 
-A transcript is a JSON line with `category`, `prompt` and `output` (token ids; the output ends with the
-closing token where the target closed). The first output token comes from the prompt's own pass, without
+A transcript (transcripts.py writes them with the target alone) is a JSON line with `category`, `prompt` and
+`output` (token ids; the output ends with the closing token where the target closed). The first output token comes from the prompt's own pass, without
 drafts; all others count. See acceptance.py for why one forward pass over a transcript is enough.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.distill.acceptance import acceptance_along, expected_passes
-from paceline.distill.model import Llama
+from paceline.distill.model import Llama, load_llama
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,7 @@ class Tally:
 
     def __add__(self, other: Tally) -> Tally:
         passes = {k: self.passes[k] + other.passes[k] for k in self.passes}
-        return Tally(
-            self.prompts + other.prompts, self.tokens + other.tokens, self.accepted + other.accepted, passes
-        )
+        return Tally(self.prompts + other.prompts, self.tokens + other.tokens, self.accepted + other.accepted, passes)
 
 
 def read_transcripts(path: Path) -> list[Transcript]:
@@ -54,7 +53,7 @@ def read_transcripts(path: Path) -> list[Transcript]:
 def _logits(model: Llama, transcript: Transcript) -> Tensor:
     """The laws [len(output) - 1, V] of all output tokens but the first."""
     ids = torch.tensor([[*transcript.prompt, *transcript.output[:-1]]], device=model.table.device)
-    hidden = model(ids)[0, len(transcript.prompt) :]
+    hidden: Tensor = model(ids)[0, len(transcript.prompt) :]
     return hidden.float() @ model.table.float().T
 
 
@@ -99,3 +98,22 @@ def markdown(tallies: dict[str, Tally]) -> str:
         cells += [f"{t.tokens_per_pass(k):.2f}" for k in ks]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(prog="python -m paceline.distill.report", description=__doc__)
+    options.add_argument("draft", type=Path)
+    options.add_argument("transcripts", type=Path)
+    options.add_argument("--target", type=Path, help="needed for sampled transcripts")
+    options.add_argument("--temperature", type=float, default=0.0)
+    options.add_argument("--top-p", type=float, default=1.0)
+    chosen = options.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    draft = load_llama(chosen.draft, dtype=torch.float32, device=device)
+    target = load_llama(chosen.target, dtype=torch.float32, device=device) if chosen.target else None
+    transcripts = read_transcripts(chosen.transcripts)
+    print(markdown(by_category(transcripts, draft, target, temperature=chosen.temperature, top_p=chosen.top_p)))
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,6 @@ Random numbers are counters: the noise of a token is a hash of (seed, row, posit
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -58,7 +57,7 @@ def before_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x [B, hidden] -> queries [B, heads, D], keys and values [B, kv_heads, D], rotated, contiguous."""
     merged = (_norm(x, norm, eps) @ qkv.T).view(x.shape[0], heads + 2 * kv_heads, -1)
-    queries, keys, values = merged.split((heads, kv_heads, kv_heads), dim=1)
+    queries, keys, values = torch.split(merged, [heads, kv_heads, kv_heads], dim=1)
     return rotate(queries, cos, sin).contiguous(), rotate(keys, cos, sin).contiguous(), values.contiguous()
 
 
@@ -107,8 +106,7 @@ class BatchDecoder:
         self.cos, self.sin = rotary_table(shape, length, device)
         self.script_table = scripts.table.to(device)
         self.first, self.following = scripts.first.to(device), scripts.following.to(device)
-        self.attend = decode_attention.best_for(device)
-        self.draw = sampling.best_for(device)
+        self.attend, self.draw = decode_attention.best_for(device), sampling.best_for(device)
 
         def integers(*size: int) -> Tensor:
             return torch.zeros(size, dtype=torch.int64, device=device)
@@ -117,9 +115,11 @@ class BatchDecoder:
         self.position, self.seed = integers(1), integers(1)
         self.role, self.script, self.cursor, self.next_script = (integers(rows) for _ in range(4))
         self.temperature = torch.zeros(rows, device=device)
-        self.free = device.type == "cuda"  # may compile and capture
-        compiled: Callable[..., Callable[..., object]] = torch.compile if self.free else (lambda f, **_: f)
-        self.before, self.after = (compiled(f, dynamic=False) for f in (before_attention, after_attention))
+        self.captures = device.type == "cuda"
+        self.before, self.after = before_attention, after_attention
+        if self.captures:
+            self.before = torch.compile(before_attention, dynamic=False)
+            self.after = torch.compile(after_attention, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @torch.no_grad()
@@ -161,10 +161,10 @@ class BatchDecoder:
 
     def capture(self) -> None:
         """Warm up and capture one step; later calls do nothing."""
-        if not self.free or self.graph is not None:
+        if not self.captures or self.graph is not None:
             return
         self.position.zero_()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):

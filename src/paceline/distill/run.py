@@ -139,9 +139,7 @@ class Distillation:
         student = draft_from_target(self.target, self.shape, seed=self.recipe.seed)
         table = self.target.table.detach()
         recipe = self.recipe
-        return Trainer(
-            student, table, choice, head_chunk=recipe.head_chunk, clip=recipe.clip, compiled=table.is_cuda
-        )
+        return Trainer(student, table, choice, head_chunk=recipe.head_chunk, clip=recipe.clip, compiled=table.is_cuda)
 
     def _draw(self) -> Batch:
         writer, recipe = self.writer, self.recipe
@@ -154,7 +152,7 @@ class Distillation:
     def _train(
         self, branches: list[tuple[Trainer, tuple[LossTerm, ...]]], start: float, seconds: float, until: float
     ) -> float:
-        """Steps until `until` or until the schedule that began at `start` is over; the last loss of the first branch."""
+        """Steps until `until` or the end of the schedule that began at `start`; the first branch's last loss."""
         loss = torch.tensor(math.nan)
         while True:
             now = self.clock()

@@ -18,9 +18,10 @@ def principal_axes(table: Tensor, width: int) -> Tensor:
     """The target's table [V, H] on its first `width` principal axes, [V, width]: the rotation of H-space
     that keeps most of every inner product. Scaled so that an element's root mean square is 1/sqrt(width)."""
     wide = table.float()
-    _, axes = torch.linalg.eigh(wide.T @ wide)  # ascending
+    axes: Tensor = torch.linalg.eigh(wide.T @ wide).eigenvectors  # ascending
     reduced = wide @ axes[:, -width:].flip(1)
-    return reduced * (reduced.square().mean().rsqrt() / math.sqrt(width))
+    scale: Tensor = reduced.square().mean().rsqrt() / math.sqrt(width)
+    return reduced * scale
 
 
 def draft_from_target(target: Llama, shape: LlamaShape, *, seed: int) -> Llama:

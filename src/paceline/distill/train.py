@@ -43,9 +43,7 @@ class Trainer:
         groups = [{"params": [student.table], "lr": fast}, {"params": vectors, "lr": slow}]
         self.optimizers: list[torch.optim.Optimizer] = []
         if choice.matrices == "muon":
-            muon = torch.optim.Muon(
-                matrices, lr=slow, weight_decay=choice.weight_decay, adjust_lr_fn="match_rms_adamw"
-            )
+            muon = torch.optim.Muon(matrices, lr=slow, weight_decay=choice.weight_decay, adjust_lr_fn="match_rms_adamw")
             self.optimizers.append(muon)
         else:
             groups.append({"params": matrices, "lr": slow, "weight_decay": choice.weight_decay})
