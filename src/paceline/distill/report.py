@@ -1,8 +1,9 @@
 """`python -m paceline.distill.report DRAFT TRANSCRIPTS`: tokens a target pass by category, for a model card.
 
 A transcript (transcripts.py writes them with the target alone) is a JSON line with `category`, `prompt` and
-`output` (token ids; the output ends with the closing token where the target closed). The first output token comes from the prompt's own pass, without
-drafts; all others count. See acceptance.py for why one forward pass over a transcript is enough.
+`output` (token ids; the output ends with the closing token where the target closed). The first output token
+comes from the prompt's own pass, without drafts; all others count. See acceptance.py for why one forward
+pass over a transcript is enough.
 """
 
 from __future__ import annotations

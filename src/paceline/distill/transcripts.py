@@ -60,7 +60,7 @@ def main() -> None:
     chosen = options.parse_args()
     torch.manual_seed(chosen.seed)
     model = AutoModelForCausalLM.from_pretrained(chosen.target, dtype=torch.float32)
-    sampling = {"do_sample": False}
+    sampling: dict[str, Any] = {"do_sample": False}
     if chosen.temperature > 0:
         sampling = {"do_sample": True, "temperature": chosen.temperature, "top_p": chosen.top_p, "top_k": 0}
     prompts = [json.loads(line) for line in chosen.prompts.read_text().splitlines()]
