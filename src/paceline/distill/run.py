@@ -154,17 +154,16 @@ class Distillation:
     ) -> float:
         """Steps until `until` or the end of the schedule that began at `start`; the first branch's last loss."""
         loss = torch.tensor(math.nan)
-        while True:
-            now = self.clock()
-            progress = (now - start) / seconds
-            if now >= until or progress >= 1.0:
-                return loss.item()
+        while (progress := (self.clock() - start) / seconds) < 1.0:
+            factor = learning_rate_factor(progress, self.recipe.warmup)
             for _ in range(4):  # the clock is read, and the device waited for, once in a while only
                 batch = self._draw()
-                factor = learning_rate_factor(progress, self.recipe.warmup)
                 losses = [trainer.step(batch, terms, factor) for trainer, terms in branches]
                 loss = losses[0]
             self._wait()
+            if self.clock() >= until:
+                break
+        return loss.item()
 
     def _look(self, branches: list[tuple[Trainer, tuple[LossTerm, ...]]], loss: float, progress: float) -> None:
         for number, (trainer, _) in enumerate(branches):

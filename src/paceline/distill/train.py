@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -84,12 +85,9 @@ class Trainer:
     def fork(self) -> Trainer:
         """The same state in its own memory: to try another loss from here."""
         student = Llama(self.student.shape).to(self.student.table.device)
-        student.load_state_dict(self.student.state_dict())
         options = {"head_chunk": self.head_chunk, "clip": self.clip, "compiled": self.compiled}
         other = Trainer(student, self.target_table, self.choice, **options)  # type: ignore[arg-type]
-        for mine, theirs in zip(other.optimizers, self.optimizers, strict=True):
-            mine.load_state_dict(theirs.state_dict())
-        other.steps, other.tokens = self.steps, self.tokens
+        other.load_state_dict(self.state_dict())
         return other
 
     def state_dict(self) -> dict[str, object]:
@@ -104,5 +102,5 @@ class Trainer:
     def load_state_dict(self, state: dict[str, object]) -> None:
         self.student.load_state_dict(state["student"])  # type: ignore[arg-type]
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):  # type: ignore[call-overload]
-            optimizer.load_state_dict(saved)
+            optimizer.load_state_dict(copy.deepcopy(saved))  # it would share the moments otherwise
         self.steps, self.tokens = state["steps"], state["tokens"]  # type: ignore[assignment]
