@@ -47,15 +47,31 @@ def transformers_runner(path: Path, dtype: torch.dtype) -> Callable[[Ids, int], 
     return run
 
 
-def paceline_runner(model: str, dtype: str, **arguments: Any) -> Callable[[Ids, int], list[list[int]]]:
-    llm = LLM(model=model, dtype=dtype, enable_prefix_caching=False, max_num_seqs=32, **arguments)
+class PacelineRunner:
+    def __init__(self, model: str, dtype: str, **arguments: Any) -> None:
+        self.llm = LLM(model=model, dtype=dtype, enable_prefix_caching=False, max_num_seqs=32, **arguments)
 
-    def run(prompts: Ids, new_tokens: int) -> list[list[int]]:
+    def __call__(self, prompts: Ids, new_tokens: int) -> list[list[int]]:
         params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True, detokenize=False)
-        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        outputs = self.llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
         return [list(o.outputs[0].token_ids) for o in outputs]
 
-    return run
+    def split(self) -> dict[str, float]:
+        """Where the time of all runs so far went, in ms a step, and tokens per target pass with drafts."""
+        stats = self.llm.stats()
+        seconds = {
+            "draft": stats.draft_seconds,
+            "verify": stats.verify_seconds,
+            "accept": stats.accept_seconds,
+            "schedule and commit": stats.schedule_seconds,
+        }
+        split = {f"{name} ms a step": round(1000 * value / stats.num_steps, 2) for name, value in seconds.items()}
+        return {**split, "mean_acceptance_length": round(stats.speculation.mean_acceptance_length, 3)}
+
+
+def one_by_one(run: Callable[[Ids, int], list[list[int]]]) -> Callable[[Ids, int], list[list[int]]]:
+    """Prompts in turn, as one user sends them."""
+    return lambda prompts, new_tokens: [run([prompt], new_tokens)[0] for prompt in prompts]
 
 
 def compare(a: Callable[..., Any], b: Callable[..., Any], prompts: Ids, new_tokens: int, rounds: int) -> dict[str, Any]:
@@ -102,9 +118,22 @@ def show(name: str, result: dict[str, Any]) -> None:
     print(f"{name:44s} {a:8.1f} {b:8.1f} {result['ratio']:7.2f}  {result['same_text']}")
 
 
+def compare_with_plain(
+    name: str, drafted: PacelineRunner, prompts: Ids, args: argparse.Namespace, results: dict[str, Any]
+) -> None:
+    """A proposer against none, one prompt at a time, with the split of both."""
+    plain = PacelineRunner(args.model, args.dtype)
+    result = compare(one_by_one(drafted), one_by_one(plain), prompts, args.new_tokens, args.rounds)
+    result["split"] = {"a": drafted.split(), "b": plain.split()}
+    results[f"{name}_vs_plain"] = result
+    show(f"{name} (A), plain (B), {len(prompts)} prompts in turn", result)
+    print("  ", result["split"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--draft", default="smollm2-135m-instruct-draft")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--batches", default="1,8,32")
@@ -122,7 +151,7 @@ def main() -> None:
     ids = [p for p in ids if len(p) <= args.max_prompt_tokens]
     ids = ids[:: max(1, len(ids) // 32)]  # over all categories
     peer = transformers_runner(path, getattr(torch, args.dtype))
-    plain = paceline_runner(args.model, args.dtype)
+    plain = PacelineRunner(args.model, args.dtype)
     results: dict[str, Any] = {"dtype": args.dtype, "prompts": str(args.prompts and args.prompts.name)}
     print(f"{'':44s} {'A tok/s':>8s} {'B tok/s':>8s} {'B / A':>7s}  same text")
     for batch in map(int, args.batches.split(",")):
@@ -131,16 +160,16 @@ def main() -> None:
         results[f"plain_vs_transformers_batch_{batch}"] = result
         show(f"Paceline plain (A), transformers (B), {batch:2d}", result)
     repeating = [tokenizer.encode("The quick brown fox jumps over the lazy dog. It was a sunny day in May. " * 6)]
-    ngram = paceline_runner(args.model, args.dtype, speculative_config={"method": "ngram", "num_speculative_tokens": 5})
+    ngram = PacelineRunner(args.model, args.dtype, speculative_config={"method": "ngram", "num_speculative_tokens": 5})
     result = compare(ngram, plain, repeating, 128, args.rounds)
     results["ngram_vs_plain_repeating"] = result
     show("n-gram (A), plain (B), a prompt that repeats", result)
     with tempfile.TemporaryDirectory() as folder:
         config = {"model": str(random_draft(Path(folder), path)), "num_speculative_tokens": 5}
-        useless = paceline_runner(args.model, args.dtype, speculative_config=config)
-    result = compare(useless, plain, ids[:1], args.new_tokens, args.rounds)
-    results["random_draft_vs_plain"] = result
-    show("draft of random weights (A), plain (B)", result)
+        useless = PacelineRunner(args.model, args.dtype, speculative_config=config)
+    compare_with_plain("random_draft", useless, ids[::16], args, results)
+    drafted = PacelineRunner(args.model, args.dtype, speculative_config={"model": args.draft})
+    compare_with_plain("default_draft", drafted, ids[::4], args, results)
     record(f"cpu-vs-transformers-{args.dtype}", results)
 
 

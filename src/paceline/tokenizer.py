@@ -16,12 +16,17 @@ from paceline.errors import ConfigurationError, InvalidRequestError
 Message = Mapping[str, Any]  # {"role": ..., "content": ...} as in the OpenAI API
 
 
+def has_tokenizer(path: str | Path) -> bool:
+    """Does a model directory have tokenizer files of its own? A draft may do without."""
+    return any((Path(path) / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+
+
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """Load the tokenizer files of a local model directory; nothing is fetched."""
     from transformers import AutoTokenizer
 
     directory = Path(path)
-    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+    if not has_tokenizer(directory):
         raise ConfigurationError(f"'{directory}' holds no tokenizer.json: copy the model's tokenizer files there.")
     try:
         return Tokenizer(AutoTokenizer.from_pretrained(directory, local_files_only=True))

@@ -52,6 +52,7 @@ def differences(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
     """Fake tokenizers; append a difference to make a pair unfit."""
     found: list[str | None] = []
     monkeypatch.setattr("paceline.tokenizer.load_tokenizer", lambda path: FakeTokenizer())
+    monkeypatch.setattr("paceline.tokenizer.has_tokenizer", lambda path: True)
     monkeypatch.setattr("paceline.tokenizer.same_tokens", lambda target, draft: found[0] if found else None)
     return found
 
@@ -224,3 +225,20 @@ def test_foreign_arguments_say_why_they_are_refused(table: dict[str, Any]) -> No
     for foreign in table.values():
         assert all(foreign.accepts(value) for value in foreign.harmless)
         assert foreign.reason.endswith(".") or set(foreign.harmless) == {True, False}
+
+
+def test_a_draft_without_tokenizer_files_has_the_targets_tokens(
+    target: str, draft: str, monkeypatch: pytest.MonkeyPatch, differences: list[str | None]
+) -> None:
+    monkeypatch.setattr("paceline.tokenizer.has_tokenizer", lambda path: str(path) != draft)
+    differences.append("never compared: there is nothing to compare with")
+    assert resolve(model=target, speculative_model=draft).config.draft is not None
+
+
+def test_a_draft_without_tokenizer_files_and_with_other_ids_is_refused(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_model(tmp_path / "other", vocab_size=777)
+    monkeypatch.setattr("paceline.tokenizer.has_tokenizer", lambda path: str(path) != other)
+    with pytest.raises(ConfigurationError, match=r"no tokenizer files, and its 777 token ids"):
+        resolve(model=target, speculative_model=other)

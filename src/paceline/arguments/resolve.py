@@ -70,8 +70,11 @@ def resolve_arguments(
     check_names(engine, speculative, problems)
     check_machine(engine, speculative, machine, problems)
     _raise(problems)
-    target = _open(engine.model, engine, problems, progress)
-    draft = _open(speculative.model, engine, problems, progress) if speculative and speculative.model else None
+    target = _open(engine.model, problems, progress, has_tokenizer=not engine.skip_tokenizer_init)
+    draft = None
+    if speculative and speculative.model:
+        wanted = None if target and target.tokenizer else False  # compared with the target's, if there are two
+        draft = _open(speculative.model, problems, progress, has_tokenizer=wanted)
     _raise(problems)
     assert target is not None
     if draft is not None:
@@ -100,21 +103,23 @@ def _collected(problems: list[str]) -> Iterator[None]:
 
 
 def _open(
-    name: str, arguments: EngineArguments, problems: list[str], progress: Callable[[str], None] | None
+    name: str, problems: list[str], progress: Callable[[str], None] | None, *, has_tokenizer: bool | None
 ) -> _Checkpoint | None:
+    """`has_tokenizer` None: as the directory is."""
+    from paceline import tokenizer
     from paceline.hub import resolve
     from paceline.models.architecture import read_architecture
-    from paceline.tokenizer import load_tokenizer
 
     with _collected(problems):
         path = resolve(name, progress)
         architecture = read_architecture(path)
-        tokenizer = None if arguments.skip_tokenizer_init else load_tokenizer(path)
-        return _Checkpoint(name, path, architecture, tokenizer)
+        wanted = tokenizer.has_tokenizer(path) if has_tokenizer is None else has_tokenizer
+        return _Checkpoint(name, path, architecture, tokenizer.load_tokenizer(path) if wanted else None)
     return None
 
 
 def _check_pair(target: _Checkpoint, draft: _Checkpoint, problems: list[str]) -> None:
+    """A draft without tokenizer files is taken to have the target's tokens; a wrong one only drafts badly."""
     from paceline.tokenizer import same_tokens
 
     difference = same_tokens(target.tokenizer, draft.tokenizer) if target.tokenizer and draft.tokenizer else None
@@ -124,6 +129,11 @@ def _check_pair(target: _Checkpoint, draft: _Checkpoint, problems: list[str]) ->
         problems.append(
             f"'{draft.name}' knows {draft.architecture.vocab_size} token ids and '{target.name}' uses "
             f"{target.vocab_size}: the draft could not read all of the target's text. Choose another draft."
+        )
+    elif target.tokenizer and not draft.tokenizer and draft.architecture.vocab_size != target.architecture.vocab_size:
+        problems.append(
+            f"'{draft.name}' has no tokenizer files, and its {draft.architecture.vocab_size} token ids are not the "
+            f"{target.architecture.vocab_size} of '{target.name}'. Copy its own tokenizer.json into {draft.path}."
         )
 
 
