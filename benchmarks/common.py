@@ -62,7 +62,7 @@ def commit() -> str:
 
 
 def record(name: str, results: dict[str, Any]) -> Path:
-    """Write results with the command, the commit, the hardware and the date; print where."""
+    """Write results with the command, the commit, the hardware and the date; returns where."""
     document = {
         "benchmark": name,
         "command": " ".join(["python", *sys.argv]),
@@ -74,5 +74,4 @@ def record(name: str, results: dict[str, Any]) -> Path:
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"recorded in {path.relative_to(ROOT)}")
-    return path
+    return path.relative_to(ROOT)

@@ -144,6 +144,7 @@ def main() -> None:
 
     import tempfile
 
+    name = f"cpu-vs-transformers-{args.dtype}"
     path = resolve(args.model)
     tokenizer = AutoTokenizer.from_pretrained(path)
     chats = [[{"role": "user", "content": text}] for text in load_prompts(args.prompts)]
@@ -159,18 +160,21 @@ def main() -> None:
         result = compare(plain, peer, prompts, args.new_tokens, args.rounds)
         results[f"plain_vs_transformers_batch_{batch}"] = result
         show(f"Paceline plain (A), transformers (B), {batch:2d}", result)
+        record(name, results)  # after every part: a run that is cut short keeps what it measured
     repeating = [tokenizer.encode("The quick brown fox jumps over the lazy dog. It was a sunny day in May. " * 6)]
     ngram = PacelineRunner(args.model, args.dtype, speculative_config={"method": "ngram", "num_speculative_tokens": 5})
     result = compare(ngram, plain, repeating, 128, args.rounds)
     results["ngram_vs_plain_repeating"] = result
     show("n-gram (A), plain (B), a prompt that repeats", result)
+    record(name, results)
     with tempfile.TemporaryDirectory() as folder:
         config = {"model": str(random_draft(Path(folder), path)), "num_speculative_tokens": 5}
         useless = PacelineRunner(args.model, args.dtype, speculative_config=config)
     compare_with_plain("random_draft", useless, ids[::16], args, results)
     drafted = PacelineRunner(args.model, args.dtype, speculative_config={"model": args.draft})
+    record(name, results)
     compare_with_plain("default_draft", drafted, ids[::4], args, results)
-    record(f"cpu-vs-transformers-{args.dtype}", results)
+    print(f"recorded in {record(name, results)}")
 
 
 if __name__ == "__main__":
