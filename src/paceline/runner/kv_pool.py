@@ -11,6 +11,9 @@ its slots zeroed, because 0·NaN is NaN.
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +27,14 @@ def bytes_per_block(architecture: Architecture, dtype: torch.dtype, block_size: 
     return 2 * architecture.kv_size * architecture.num_layers * block_size * dtype.itemsize
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that take no memory on a CPU until they are written: torch.zeros touches every page, calloc none."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)
+
+
 class KVPool:
     def __init__(
         self, architecture: Architecture, dtype: torch.dtype, device: torch.device, num_blocks: int, block_size: int
@@ -31,7 +42,7 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (num_blocks, block_size, 2, architecture.num_kv_heads, architecture.head_dim)
-        self.layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(architecture.num_layers)]
+        self.layers = [_zeros(shape, dtype, device) for _ in range(architecture.num_layers)]
 
     @property
     def num_bytes(self) -> int:

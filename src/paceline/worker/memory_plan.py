@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from paceline.config import EngineConfig
 from paceline.errors import ConfigurationError
 
-_CPU_SHARE = 0.3  # of the memory that is free: a server's host has other work to do
-_CPU_LIMIT = 8 << 30
+_CPU_SHARE = 0.25  # of the memory that is free: a server's host has other work to do
+_CPU_LIMIT = 4 << 30  # taken page by page as blocks are first used
 _MIB = 1 << 20
 
 
