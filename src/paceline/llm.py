@@ -216,6 +216,13 @@ class LLM:
 
 
 def _one_for_each(sampling_params: Params, count: int) -> list[SamplingParams]:
+    each = sampling_params if isinstance(sampling_params, list | tuple) else [sampling_params]
+    if not all(params is None or isinstance(params, SamplingParams) for params in each):
+        raise InvalidRequestError(
+            "sampling_params must be SamplingParams, or a list with one for each prompt, e.g. "
+            "SamplingParams(temperature=0.7, max_tokens=64).",
+            param="sampling_params",
+        )
     if sampling_params is None or isinstance(sampling_params, SamplingParams):
         return [sampling_params or SamplingParams()] * count
     if len(sampling_params) != count:

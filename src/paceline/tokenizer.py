@@ -6,6 +6,7 @@ mistakes into InvalidRequestError. transformers is imported when the first token
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -62,6 +63,7 @@ class Tokenizer:
                 param="messages",
                 code="no_chat_template",
             )
+        self._refuse_unread(kwargs)
         try:
             rendered = self._inner.apply_chat_template(
                 checked, add_generation_prompt=add_generation_prompt, tokenize=False, **kwargs
@@ -70,6 +72,14 @@ class Tokenizer:
             raise _bad(f"The model's chat template refuses these messages: {error}") from error
         # The template writes the special tokens itself, BOS included.
         return self.encode(rendered, add_special_tokens=False)
+
+    def _refuse_unread(self, kwargs: Mapping[str, Any]) -> None:
+        """A variable that the template never reads would be ignored without a word."""
+        template = str(self._inner.chat_template)
+        for name in kwargs:
+            if name != "continue_final_message" and not re.search(rf"\b{re.escape(name)}\b", template):
+                message = f"This model's chat template does not read '{name}'; leave it out."
+                raise InvalidRequestError(message, param=f"chat_template_kwargs.{name}")
 
     @property
     def has_chat_template(self) -> bool:

@@ -149,3 +149,9 @@ def test_every_command_explains_itself(
 def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "--version") == 0
     assert capsys.readouterr().out.startswith("paceline ")
+
+
+@pytest.mark.parametrize("words", [[""], ["mine", "  \n"]])
+def test_an_empty_prompt_is_refused(words: list[str]) -> None:
+    with pytest.raises(InvalidRequestError, match="prompt is empty"):
+        split_words(words)

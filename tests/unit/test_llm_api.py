@@ -196,3 +196,10 @@ def test_the_package_names_exist_and_cost_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize("params", [{"temperature": 1}, [{"temperature": 1}], "greedy", [SamplingParams(), None, 3]])
+def test_sampling_params_of_another_type_are_refused(llm: FakeLLM, params: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="must be SamplingParams") as caught:
+        llm.generate("a", params)
+    assert caught.value.param == "sampling_params"

@@ -127,3 +127,11 @@ def test_imports_are_quick() -> None:
     """Neither the tokenizer nor the hub imports torch or transformers before there is work for them."""
     code = "import sys, paceline.tokenizer, paceline.hub; sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_variable_that_the_template_does_not_read_is_refused(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    with pytest.raises(InvalidRequestError, match="does not read 'enable_thinking'") as caught:
+        tokenizer.apply_chat_template(messages, enable_thinking=False)
+    assert caught.value.param == "chat_template_kwargs.enable_thinking"
+    assert make(template="{{ enable_thinking }}").apply_chat_template(messages, enable_thinking=True)

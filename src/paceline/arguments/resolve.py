@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from paceline.tokenizer import Tokenizer
 
 CPU_MAX_MODEL_LEN = 4096  # default; attention over more positions is slow on a CPU, and the cache is large
-MAX_NUM_BATCHED_TOKENS = 2048
+MAX_NUM_BATCHED_TOKENS = {"cuda": 2048, "cpu": 512}  # one step of 2,048 tokens holds everyone up for 20 s on a CPU
 _DTYPES: dict[str, Dtype] = {"float": "float32", "half": "float16"}
 
 
@@ -172,7 +172,7 @@ def _configure(
             model=model(target, max_model_len),
             speculative=_speculative(speculative, draft_config) if speculative else None,
             cache=_cache(arguments),
-            scheduler=_scheduler(arguments),
+            scheduler=_scheduler(arguments, device),
             tensor_parallel_size=arguments.tensor_parallel_size,
             device="cuda" if device == "cuda" else "cpu",
             enforce_eager=arguments.enforce_eager,
@@ -227,10 +227,10 @@ def _cache(arguments: EngineArguments) -> CacheConfig:
     )
 
 
-def _scheduler(arguments: EngineArguments) -> SchedulerConfig:
+def _scheduler(arguments: EngineArguments, device: str) -> SchedulerConfig:
     max_num_seqs = 32 if arguments.max_num_seqs is None else arguments.max_num_seqs
     budget = arguments.max_num_batched_tokens
     return SchedulerConfig(
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max(MAX_NUM_BATCHED_TOKENS, max_num_seqs) if budget is None else budget,
+        max_num_batched_tokens=max(MAX_NUM_BATCHED_TOKENS[device], max_num_seqs) if budget is None else budget,
     )

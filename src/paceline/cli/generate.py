@@ -37,6 +37,8 @@ def split_words(words: Sequence[str]) -> tuple[str | None, str]:
             "Give [MODEL] PROMPT, with the prompt in quotes: paceline generate 'Why is the sky blue?'", param="prompt"
         )
     prompt = sys.stdin.read() if words[-1] == "-" else words[-1]
+    if not prompt.strip():
+        raise InvalidRequestError("The prompt is empty; say what to answer.", param="prompt")
     return (words[0] if len(words) == 2 else None), prompt
 
 

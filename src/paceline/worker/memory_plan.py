@@ -23,6 +23,7 @@ class MemoryPlan:
     target_bytes_per_block: int
     draft_bytes_per_block: int
     num_blocks: int  # with the null block
+    is_all: bool = False  # more memory would be of no use: every sequence has room at full length
 
     @property
     def pool_bytes(self) -> int:
@@ -36,6 +37,8 @@ class MemoryPlan:
         if self.draft_bytes_per_block:
             share = self.draft_bytes_per_block / (self.target_bytes_per_block + self.draft_bytes_per_block)
             table["memory: KV cache"] += f", {share:.0%} of it the draft's"
+        if self.is_all:
+            table["memory: KV cache"] += " (all that max_num_seqs at max_model_len can use)"
         return table
 
 
@@ -68,6 +71,7 @@ def plan_memory(
         target_bytes_per_block=target_bytes_per_block,
         draft_bytes_per_block=draft_bytes_per_block,
         num_blocks=num_blocks,
+        is_all=num_blocks >= most,
     )
 
 
