@@ -13,7 +13,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     add_completion=False,
     help=(
-        "Serve a large language model several times faster, with exactly its own answers: a small draft model "
+        "Serve a large language model faster, with exactly its own answers: a small draft model "
         "proposes tokens, the large one checks several of them in one pass.\n\n"
         "[bold]Start here[/bold]\n\n"
         "  paceline serve                     the default model pair on http://127.0.0.1:8000\n\n"
