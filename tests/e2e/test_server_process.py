@@ -5,13 +5,17 @@ The official openai client talks to it; processes are killed and signalled.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +29,9 @@ SCRIPT = """
 import sys
 from server_fakes import FakeTokenizer, fake_config
 from paceline.arguments import Resolved
+from paceline.server import serve as module
 from paceline.server.serve import open_port, serve
+module.GRACE_SECONDS = int(sys.argv[2])
 resolved = Resolved(fake_config(sys.argv[1]), FakeTokenizer())
 announce = lambda table, url: print(url, flush=True)
 sys.exit(serve(resolved, open_port("127.0.0.1", 0), announce, factory="server_fakes:make_fake"))
@@ -57,10 +63,11 @@ class RunningServer:
 
 
 @contextmanager
-def start(name: str = "fake") -> Iterator[subprocess.Popen[str]]:
+def start(name: str = "fake", grace: int = 10, log: Path | None = None) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, name],
+        [sys.executable, "-c", SCRIPT, name, str(grace)],
         stdout=subprocess.PIPE,
+        stderr=log.open("w") if log else None,
         text=True,
         env=os.environ | {"PYTHONPATH": str(FAKES)},
     )
@@ -175,6 +182,63 @@ def test_a_signal_lets_running_requests_finish(server: RunningServer) -> None:
         process.send_signal(signal.SIGTERM)
     assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
     server.ended(status=0, within=15)
+
+
+def body_of(server: RunningServer, **fields: Any) -> dict[str, Any]:
+    return {"model": "fake", "prompt": "a", "max_tokens": 10**6, **fields}
+
+
+def connect(server: RunningServer, rest: bytes = b"") -> socket.socket:
+    """A client of bare hands, to leave things half done."""
+    url = httpx.URL(server.url)
+    client = socket.create_connection((url.host, url.port or 80), timeout=20)
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + rest)
+    return client
+
+
+@contextmanager
+def unread_stream(server: RunningServer) -> Iterator[None]:
+    body = json.dumps(body_of(server, stream=True, n=64)).encode()
+    with connect(server, b"Content-Length: %d\r\n\r\n" % len(body) + body):
+        yield
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_requests_that_do_not_finish_in_time_get_an_error(tmp_path: Path, signals: int) -> None:
+    log = tmp_path / "log"
+    with start(grace=2 if signals == 1 else 30, log=log) as process, ThreadPoolExecutor(2) as threads:
+        server = RunningServer(process)
+        post = partial(httpx.post, f"{server.url}/v1/completions", timeout=20)
+        stream, whole = (threads.submit(post, json=body_of(server, stream=stream)) for stream in (True, False))
+        with unread_stream(server), connect(server, b"Content-Length: 99\r\n\r\n{"), connect(server):
+            server.wait_for("num_requests_running", 3)
+            for _ in range(signals):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.3)
+            *_, fault, done, end = stream.result().text.split("\n\n")
+            assert json.loads(fault.removeprefix("data: "))["error"]["code"] == "shutting_down"
+            assert (done, end) == ("data: [DONE]", "")
+            assert whole.result().status_code == 503
+            assert whole.result().json()["error"]["code"] == "shutting_down"
+            server.ended(status=0, within=10)
+    (line,) = log.read_text().splitlines()
+    assert "finishing 4 running requests, at most" in line
+
+
+def test_a_dead_engine_ends_the_server_whatever_is_open(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with start(log=log) as process:
+        server = RunningServer(process)
+        with httpx.Client() as idle, unread_stream(server), connect(server, b"Content-Length: 99\r\n\r\n{"):
+            idle.get(f"{server.url}/health")
+            server.wait_for("num_requests_running", 1)
+            server.engines[0].kill()
+            time.sleep(0.5)
+            assert idle.get(f"{server.url}/health").status_code == 503
+            server.ended(status=1, within=8)
+    (line,) = log.read_text().splitlines()
+    assert "engine process" in line
+    assert "signal 9" in line
 
 
 def test_a_second_signal_does_not_wait(server: RunningServer) -> None:

@@ -345,9 +345,7 @@ def test_p42_a_dead_engine_is_503(server: Server, stream: bool) -> None:
 
 def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(server: Server) -> None:
     server.engine.dies_after = 3
-    response = server.chat(stream=True, max_tokens=50)
-    assert response.status_code == 200
-    last = json.loads(response.text.strip().split("\n\n")[-1].removeprefix("data: "))
+    last = events(server.chat(stream=True, max_tokens=50))[-1]
     assert last["error"]["code"] == "engine_dead"
     assert server.engine.engine.requests == {}
 

@@ -15,18 +15,25 @@ from paceline.server.completions import completions_router
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import add_error_handlers, json_response
 from paceline.server.metrics import render_metrics
+from paceline.server.requests import Requests, RequestsMiddleware
 from paceline.server.responses import Json
 from paceline.server.service import ServerState
 from paceline.tokenizer import Tokenizer
 
 
 def create_app(
-    engine_client: EngineClient, served_model_names: Sequence[str], tokenizer: Tokenizer, config: EngineConfig
+    engine_client: EngineClient,
+    served_model_names: Sequence[str],
+    tokenizer: Tokenizer,
+    config: EngineConfig,
+    requests: Requests | None = None,
 ) -> FastAPI:
     """The first of `served_model_names` labels the metrics; requests may use any of them."""
-    state = ServerState(engine_client, served_model_names, tokenizer, config)
+    requests = requests or Requests()
+    state = ServerState(engine_client, served_model_names, tokenizer, config, requests)
     app = FastAPI(title="Paceline", version=__version__, description="OpenAI-compatible API.", redoc_url=None)
     add_error_handlers(app)
+    app.add_middleware(RequestsMiddleware, requests=requests)
     for router in (chat_router(state), completions_router(state), _models_router(state), _status_router(state)):
         app.include_router(router)
     return app

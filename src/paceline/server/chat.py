@@ -30,8 +30,8 @@ def chat_router(state: ServerState) -> APIRouter:
             prompt = await state.chat_prompt(body)
             generation = Generation(state.engine, answer.name, [prompt], params)
             if body.stream:
-                return await open_stream(request, answer.events(generation))
-            return json_response(await while_connected(request.receive, answer.complete(generation)))
+                return await open_stream(request, state.requests, answer.events(generation))
+            return json_response(await while_connected(request.receive, state.requests, answer.complete(generation)))
         except InvalidRequestError as error:
             if error.param != "prompt":
                 raise

@@ -30,8 +30,8 @@ def completions_router(state: ServerState) -> APIRouter:
         answer = _TextAnswer(state, body)
         generation = Generation(state.engine, answer.name, prompts, params)
         if body.stream:
-            return await open_stream(request, answer.events(generation))
-        return json_response(await while_connected(request.receive, answer.complete(generation)))
+            return await open_stream(request, state.requests, answer.events(generation))
+        return json_response(await while_connected(request.receive, state.requests, answer.complete(generation)))
 
     return router
 

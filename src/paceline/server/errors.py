@@ -1,7 +1,7 @@
 """Every error as OpenAI's body with the right status: {"error": {"message", "type", "param", "code"}}.
 
-400 the request is wrong · 404 no such model or path · 405 no such method here · 415 not JSON
-500 a fault of ours, or of this request inside the engine · 503 the engine is gone
+400 the request is wrong · 404 no such model or path · 405 no such method here · 413 too large a body
+500 a fault of ours, or of this request inside the engine · 503 the engine is gone, or the server stops
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from paceline.errors import EngineDeadError, InvalidRequestError
+from paceline.errors import EngineDeadError, InvalidRequestError, PacelineError
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,14 @@ CLIENT_GONE = 499  # nobody reads this answer; the number is for the access log
 
 class UnknownModelError(InvalidRequestError):
     """404: the request names a model that is not served."""
+
+
+class BodyTooLargeError(InvalidRequestError):
+    """413: more bytes than any sensible request has."""
+
+
+class ShuttingDownError(PacelineError):
+    """503: the server was asked to stop before this answer was finished."""
 
 
 class RequestFailedError(RuntimeError):
@@ -39,10 +47,15 @@ def error_body(error: BaseException) -> tuple[int, dict[str, Any]]:
     match error:
         case UnknownModelError():
             return 404, _body(str(error), "invalid_request_error", error.param, error.code)
+        case BodyTooLargeError():
+            return 413, _body(str(error), "invalid_request_error", error.param, "request_too_large")
         case InvalidRequestError():
             return 400, _body(str(error), "invalid_request_error", error.param, error.code)
         case EngineDeadError():
             return 503, _body(f"The engine is not running: {error}", "service_unavailable", None, "engine_dead")
+        case ShuttingDownError():
+            message = "The server is shutting down; it could not finish this request."
+            return 503, _body(message, "service_unavailable", None, "shutting_down")
         case RequestFailedError():
             return 500, _body(str(error), "internal_error", None, "generation_failed")
         case _:
@@ -61,7 +74,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
-    for kind in (InvalidRequestError, EngineDeadError, RequestFailedError, Exception):
+    for kind in (InvalidRequestError, EngineDeadError, ShuttingDownError, RequestFailedError, Exception):
         app.add_exception_handler(kind, _on_error)
 
 

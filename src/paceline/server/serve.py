@@ -2,17 +2,20 @@
 
 Contract
 - The port is taken before a model is loaded: a port in use is known at once.
-- SIGTERM or SIGINT: stop accepting, let running requests finish for GRACE_SECONDS, leave no process, status 0.
-  A second signal does not wait.
-- The engine dies: requests fail and /health turns 503 at once; after DEAD_SECONDS the server ends with status 1.
+- SIGTERM or SIGINT: stop accepting, let running requests finish, leave no process, status 0. After GRACE_SECONDS
+  those that still run are ended with an error of their own. A second signal does not wait.
+- The engine dies: requests fail and /health turns 503 at once; after DEAD_SECONDS the server ends with status 1,
+  whatever connections are open.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -21,12 +24,17 @@ import uvicorn
 from paceline.arguments import Resolved
 from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.core_process import DEFAULT_FACTORY
-from paceline.errors import ConfigurationError
+from paceline.errors import ConfigurationError, EngineDeadError
 from paceline.server.app import create_app
+from paceline.server.requests import Requests
 from paceline.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 10
 DEAD_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 1.0  # of the grace: for the errors of the requests that did not finish
+_NEVER_SECONDS = 5  # past the grace: uvicorn's own timeout, which cancels tasks with tracebacks
 
 Announce = Callable[[dict[str, str], str], None]  # the engine's description, the URL
 T = TypeVar("T")
@@ -72,24 +80,69 @@ async def _serve(
         return 0
     try:
         announce(await engine.describe(), _url(listener))
-        app = create_app(engine, names, tokenizer, resolved.config)
+        requests = Requests()
+        app = create_app(engine, names, tokenizer, resolved.config, requests)
         options = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE_SECONDS
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=GRACE_SECONDS + _NEVER_SECONDS,
         )
-        return await _run(_Server(options), listener, engine, stop)
+        return await _run(_Server(options), listener, engine, stop, requests)
     finally:
         await engine.shutdown()
 
 
-async def _run(server: _Server, listener: socket.socket, engine: AsyncEngine, stop: _Stop) -> int:
+async def _run(server: _Server, listener: socket.socket, engine: AsyncEngine, stop: _Stop, requests: Requests) -> int:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    stop.on_second_request(lambda: setattr(server, "force_exit", True))
+    hurry = asyncio.Event()
+    stop.on_second_request(hurry.set)
     died = await stop.unless_requested(_finish_first(engine.wait_dead(), serving))
-    if died is not None and not serving.done():
+    if died is None:
+        say(_farewell(requests.num_running))
+    elif not serving.done():
+        logger.error("%s The server ends in %.0f seconds.", await _cause_of_death(engine), DEAD_SECONDS)
         await stop.unless_requested(asyncio.sleep(DEAD_SECONDS))  # so that clients and probes see the 503
+        hurry.set()
     server.should_exit = True
+    ending = asyncio.create_task(_end(server, requests, hurry))
     await serving
+    ending.cancel()
     return 0 if died is None else 1
+
+
+async def _cause_of_death(engine: AsyncEngine) -> str:
+    try:
+        await engine.stats()
+    except EngineDeadError as error:
+        return str(error)
+    return "The engine has died."
+
+
+async def _end(server: _Server, requests: Requests, hurry: asyncio.Event) -> None:
+    """Give the requests their time, then an error, then hang up on those who do not read it."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(hurry.wait(), max(0.0, GRACE_SECONDS - _LAST_WORDS_SECONDS))
+    requests.end_all()
+    await asyncio.sleep(_LAST_WORDS_SECONDS)
+    for connection in list(server.server_state.connections):
+        connection.transport.abort()
+
+
+def _farewell(num_running: int) -> str:
+    if not num_running:
+        return "Stopping."
+    requests = "request" if num_running == 1 else "requests"
+    return (
+        f"Stopping: finishing {num_running} running {requests}, at most {GRACE_SECONDS} s; "
+        "press Ctrl-C again to stop at once."
+    )
+
+
+def say(line: str) -> None:
+    """To the person at the console, beside the log."""
+    print(line, file=sys.stderr, flush=True)
 
 
 async def _finish_first(died: Coroutine[Any, Any, None], serving: asyncio.Task[None]) -> bool:

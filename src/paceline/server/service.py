@@ -17,6 +17,7 @@ from paceline.prompts import encode_text
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import UnknownModelError
 from paceline.server.protocol import ChatRequest
+from paceline.server.requests import Requests
 from paceline.server.token_text import token_bytes
 from paceline.tokenizer import Tokenizer
 
@@ -25,8 +26,14 @@ T = TypeVar("T")
 
 class ServerState:
     def __init__(
-        self, engine: EngineClient, served_model_names: Sequence[str], tokenizer: Tokenizer, config: EngineConfig
+        self,
+        engine: EngineClient,
+        served_model_names: Sequence[str],
+        tokenizer: Tokenizer,
+        config: EngineConfig,
+        requests: Requests,
     ) -> None:
+        self.requests = requests
         self.engine = engine
         self.names = tuple(served_model_names)
         self.tokenizer = tokenizer

@@ -3,7 +3,8 @@
 Contract
 - Work stops as soon as the client hangs up, which aborts its requests in the engine (p43).
 - A stream's status line is sent with its first event, so that a refused request gets its 400 and not a stream.
-- A fault after that is one event with OpenAI's error body.
+- A fault after that is one event with OpenAI's error body, then [DONE].
+- When the server stops, work in progress meets ShuttingDownError, which is such a fault.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.errors import PacelineError
-from paceline.server.errors import ClientGoneError, RequestFailedError, error_body
+from paceline.server.errors import ClientGoneError, RequestFailedError, ShuttingDownError, error_body
+from paceline.server.requests import Requests
 
 logger = logging.getLogger(__name__)
 
@@ -32,18 +34,20 @@ def event(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; raises ClientGoneError, with the work cancelled, if the client hangs up first."""
+async def while_connected(receive: Receive, requests: Requests, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`; with the work cancelled, ClientGoneError if the client hangs up first, or
+    ShuttingDownError if the server stops first."""
     working, listening = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
+    ending = asyncio.ensure_future(requests.wait_ending())
     try:
-        await asyncio.wait((working, listening), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGoneError
-        return working.result()
+        await asyncio.wait((working, listening, ending), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGoneError if listening.done() else ShuttingDownError
     finally:
-        for task in (working, listening):
+        for task in (working, listening, ending):
             task.cancel()
-        await asyncio.gather(working, listening, return_exceptions=True)
+        await asyncio.gather(working, listening, ending, return_exceptions=True)
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -51,14 +55,14 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def open_stream(request: Request, events: Events) -> Response:
+async def open_stream(request: Request, requests: Requests, events: Events) -> Response:
     """Wait for the first event; what goes wrong before it is an ordinary error response."""
     try:
-        first = await while_connected(request.receive, _first(events))
+        first = await while_connected(request.receive, requests, _first(events))
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(first, events)
+    return EventStream(first, events, requests)
 
 
 async def _first(events: Events) -> bytes:
@@ -68,11 +72,12 @@ async def _first(events: Events) -> bytes:
 class EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, rest: Events) -> None:
+    def __init__(self, first: bytes, rest: Events, requests: Requests) -> None:
         self.status_code = 200
         self.background = None
         self._first = first
         self._rest = rest
+        self._requests = requests
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,9 +85,11 @@ class EventStream(Response):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
             try:
-                await while_connected(receive, self._send_rest(send))
+                await while_connected(receive, self._requests, self._send_rest(send))
             except ClientGoneError:
                 return
+            except ShuttingDownError as error:
+                await _send_fault(send, error)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_rest(self, send: Send) -> None:
@@ -92,4 +99,8 @@ class EventStream(Response):
         except Exception as error:
             if not isinstance(error, PacelineError | RequestFailedError):
                 logger.exception("A stream failed.")
-            await send({"type": "http.response.body", "body": event(error_body(error)[1]), "more_body": True})
+            await _send_fault(send, error)
+
+
+async def _send_fault(send: Send, error: Exception) -> None:
+    await send({"type": "http.response.body", "body": event(error_body(error)[1]) + DONE, "more_body": True})

@@ -1,0 +1,91 @@
+"""The HTTP requests in progress: counted, bounded in size, and ended together when the server stops.
+
+Contract
+- A body is read whole before its endpoint runs. One of more than MAX_BODY_BYTES is answered with 413, and never
+  held in memory.
+- After `end_all` every request, running or new, meets ShuttingDownError where it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from paceline.server.errors import BodyTooLargeError, error_body, json_response
+
+MAX_BODY_BYTES = 32 * 2**20
+_DISCARDED_BYTES = 8 * MAX_BODY_BYTES  # read and thrown away, because most clients send all before they listen
+
+
+class Requests:
+    def __init__(self) -> None:
+        self.num_running = 0  # those that ask for an answer; probes do not count
+        self._ending = False
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def end_all(self) -> None:
+        self._ending = True
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+
+    async def wait_ending(self) -> None:
+        """Return when `end_all` has been called."""
+        if self._ending:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            await future
+        finally:
+            self._waiting.discard(future)
+
+
+class RequestsMiddleware:
+    def __init__(self, app: ASGIApp, requests: Requests) -> None:
+        self._app = app
+        self._requests = requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        self._requests.num_running += 1
+        try:
+            body = await _read_body(receive)
+            if body is not None:
+                await self._app(scope, _replay(body, receive), send)
+        except BodyTooLargeError as error:
+            status, answer = error_body(error)
+            await json_response(answer, status, {"connection": "close"})(scope, receive, send)
+        finally:
+            self._requests.num_running -= 1
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """The whole body; None if the client hung up before it was there."""
+    chunks: list[bytes] = []
+    size, more = 0, True
+    while more and size <= _DISCARDED_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        size += len(chunk)
+        if size <= MAX_BODY_BYTES:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+    if size > MAX_BODY_BYTES:
+        raise BodyTooLargeError(f"The body has more than {MAX_BODY_BYTES // 2**20} MiB, which is the most it may have.")
+    return b"".join(chunks)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    rest: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return rest.pop() if rest else await receive()
+
+    return replay
