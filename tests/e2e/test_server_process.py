@@ -31,8 +31,11 @@ from server_fakes import FakeTokenizer, fake_config
 from paceline.arguments import Resolved
 from paceline.server import serve as module
 from paceline.server.serve import open_port, serve
+class Tokenizer(FakeTokenizer):
+    def token_table(self):
+        return {"longest": 0}
 module.GRACE_SECONDS = int(sys.argv[2])
-resolved = Resolved(fake_config(sys.argv[1]), FakeTokenizer())
+resolved = Resolved(fake_config(sys.argv[1]), Tokenizer())
 announce = lambda table, url: print(url, flush=True)
 sys.exit(serve(resolved, open_port("127.0.0.1", 0), announce, factory="server_fakes:make_fake"))
 """

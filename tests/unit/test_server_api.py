@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -18,10 +19,23 @@ CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hello there"}]
 
 
+class CountingTokenizer(FakeTokenizer):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.texts.append(text)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+    def token_table(self) -> dict[str, int]:
+        return {"longest": 0, "x": 1}
+
+
 class Server:
     def __init__(self) -> None:
         self.engine = FakeClient()
-        self.app = create_app(self.engine, ["fake", "org/alias"], FakeTokenizer(), fake_config())
+        self.tokenizer = CountingTokenizer()
+        self.app = create_app(self.engine, ["fake", "org/alias"], self.tokenizer, fake_config())
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         async def send() -> httpx.Response:
@@ -261,6 +275,43 @@ def test_p44_wrong_prompts(server: Server, prompt: Any, stream: bool) -> None:
     assert refused(server.complete(prompt=prompt, stream=stream))["param"].startswith("prompt")
 
 
+def test_a_request_has_at_most_2048_sequences(server: Server) -> None:
+    ok(server.complete(prompt=["a"] * 16, n=128, max_tokens=1))
+    server.tokenizer.texts.clear()
+    for fields in ({"prompt": ["a"] * 17, "n": 128}, {"prompt": ["Hi"] * 300_000}, {"prompt": [[3]] * 2049}):
+        error = refused(server.complete(**fields))
+        assert error["param"] == "prompt"
+        assert "at most 2048" in error["message"]
+    assert server.tokenizer.texts == []
+
+
+def test_a_text_that_cannot_fit_is_not_tokenised(server: Server) -> None:
+    text = "x" * (MAX_MODEL_LEN * len("longest") + 1)
+    for response, param in (
+        (server.complete(prompt=text), "prompt"),
+        (server.complete(prompt=[text], stream=True), "prompt"),
+        (server.chat(messages=[{"role": "user", "content": text[:-9]}, *MESSAGES]), "messages"),
+    ):
+        error = refused(response)
+        assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    assert server.tokenizer.texts == []
+    ok(server.complete(prompt=text[1:], max_tokens=1))
+
+
+def test_a_body_over_32_mib_is_413(server: Server) -> None:
+    error = refused(server.complete(prompt="x" * 32 * 2**20), 413)
+    assert (error["code"], "32 MiB" in error["message"]) == ("request_too_large", True)
+
+
+def test_the_prompts_of_a_client_that_is_gone_are_not_tokenised(server: Server) -> None:
+    encode = server.tokenizer.encode
+    server.tokenizer.encode = lambda *args, **kw: (time.sleep(0.05), encode(*args, **kw))[1]  # type: ignore[method-assign,func-returns-value]
+    body = json.dumps({"model": "fake", "prompt": ["a"] * 100}).encode()
+    hang_up(server, body, lambda: len(server.tokenizer.texts) > 1)
+    time.sleep(0.2)
+    assert len(server.tokenizer.texts) < 5
+
+
 def test_p44_an_overlong_chat_names_the_messages_and_the_code(server: Server) -> None:
     error = refused(server.chat(messages=[{"role": "user", "content": "word " * 100}], stream=True))
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
@@ -390,6 +441,13 @@ def test_the_openapi_document_is_there(server: Server) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_p43_a_client_that_hangs_up_aborts_its_requests(server: Server, stream: bool) -> None:
     body = json.dumps({"model": "fake", "prompt": ["a", "b"], "max_tokens": 10**6, "stream": stream}).encode()
+    sent = hang_up(server, body, lambda: server.engine.engine.counts.generation_tokens > 20)
+    assert server.engine.engine.counts.finished_abort == 2
+    assert not any(m["type"] == "http.response.body" and not m.get("more_body") and stream for m in sent)
+
+
+def hang_up(server: Server, body: bytes, when: Callable[[], bool]) -> list[Any]:
+    """Send a request whose client is gone as soon as `when`; what was sent to it."""
     sent: list[Any] = []
 
     async def run() -> None:
@@ -400,7 +458,7 @@ def test_p43_a_client_that_hangs_up_aborts_its_requests(server: Server, stream: 
             calls += 1
             if calls == 1:
                 return {"type": "http.request", "body": body, "more_body": False}
-            while not server.engine.engine.counts.generation_tokens > 20:
+            while not when():
                 await asyncio.sleep(0)
             return {"type": "http.disconnect"}
 
@@ -416,5 +474,4 @@ def test_p43_a_client_that_hangs_up_aborts_its_requests(server: Server, stream: 
         await asyncio.wait_for(server.app(scope, receive, send), 10)
 
     asyncio.run(run())
-    assert server.engine.engine.counts.finished_abort == 2
-    assert not any(m["type"] == "http.response.body" and not m.get("more_body") and stream for m in sent)
+    return sent

@@ -27,7 +27,7 @@ def chat_router(state: ServerState) -> APIRouter:
         params = body.sampling_params()
         answer = _ChatAnswer(state, body)
         try:
-            prompt = await state.chat_prompt(body)
+            prompt = await while_connected(request.receive, state.requests, state.chat_prompt(body))
             generation = Generation(state.engine, answer.name, [prompt], params)
             if body.stream:
                 return await open_stream(request, state.requests, answer.events(generation))

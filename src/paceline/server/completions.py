@@ -16,6 +16,8 @@ from paceline.server.responses import Json, envelope, metrics, text_choice, text
 from paceline.server.service import ServerState
 from paceline.server.streaming import DONE, Events, event, open_stream, while_connected
 
+MAX_SEQUENCES = 2048  # of one request: prompts * n
+
 
 def completions_router(state: ServerState) -> APIRouter:
     router = APIRouter()
@@ -24,9 +26,7 @@ def completions_router(state: ServerState) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         state.check_model(body.model)
         params = body.sampling_params()
-        prompts = [await state.prompt(prompt, body.add_special_tokens) for prompt in body.prompts()]
-        if not prompts:
-            raise InvalidRequestError("prompt is an empty list; give at least one prompt.", param="prompt")
+        prompts = await while_connected(request.receive, state.requests, _token_ids(state, body, params.n))
         answer = _TextAnswer(state, body)
         generation = Generation(state.engine, answer.name, prompts, params)
         if body.stream:
@@ -34,6 +34,19 @@ def completions_router(state: ServerState) -> APIRouter:
         return json_response(await while_connected(request.receive, state.requests, answer.complete(generation)))
 
     return router
+
+
+async def _token_ids(state: ServerState, body: CompletionRequest, n: int) -> list[list[int]]:
+    prompts = body.prompts()
+    if not prompts:
+        raise InvalidRequestError("prompt is an empty list; give at least one prompt.", param="prompt")
+    if len(prompts) * n > MAX_SEQUENCES:
+        raise InvalidRequestError(
+            f"prompt has {len(prompts)} prompts with n={n}; their product must be at most {MAX_SEQUENCES}. Send "
+            "several requests.",
+            param="prompt",
+        )
+    return [await state.prompt(prompt, body.add_special_tokens) for prompt in prompts]
 
 
 class _TextAnswer:

@@ -74,6 +74,7 @@ async def _serve(
     names: Sequence[str],
     factory: str,
 ) -> int:
+    logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)  # lengths are checked here
     stop = _Stop()
     engine = await stop.unless_requested(AsyncEngine.start(resolved.config, factory=factory))
     if engine is None:

@@ -1,6 +1,7 @@
 """ServerState: what every endpoint needs, and the steps that all of them share.
 
-The tokenizer works in one thread of its own, so that a long prompt holds up no stream.
+The tokenizer works in one thread of its own, so that a long prompt holds up no stream. What can never fit is
+refused before it gets there, so that nobody holds up the others' prompts for long.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import TypeVar
 
 from paceline.config import EngineConfig
@@ -52,14 +54,31 @@ class ServerState:
 
     async def chat_prompt(self, body: ChatRequest) -> list[int]:
         messages, arguments = [message.for_template() for message in body.messages], body.template_arguments()
+        self._check_length(sum(len(message["content"] or "") for message in messages))
         return await self._in_thread(lambda: self.tokenizer.apply_chat_template(messages, **arguments))
 
     async def prompt(self, prompt: str | list[int], add_special_tokens: bool | None) -> list[int]:
         if isinstance(prompt, list):
             return prompt
+        self._check_length(len(prompt))
         if add_special_tokens is False:
             return await self._in_thread(lambda: self.tokenizer.encode(prompt, add_special_tokens=False))
         return await self._in_thread(lambda: encode_text(prompt, self.tokenizer))
+
+    def _check_length(self, characters: int) -> None:
+        """Refuse a text that cannot fit whatever its tokens are, before any of it is tokenised."""
+        limit = self.config.model.max_model_len
+        if characters > limit and characters > limit * self._longest_token:
+            raise InvalidRequestError(
+                f"The prompt has {characters} characters; this model takes at most {limit} tokens, and no token has "
+                f"more than {self._longest_token} characters. Shorten the prompt.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.tokenizer.token_table()))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         try:
