@@ -93,7 +93,7 @@ class Scripted:
 
     def propose(self, plan: StepPlan, sampling: SamplingBatch) -> Proposal:
         rows = emitting_rows(plan)
-        drafts = torch.full((len(rows), self._k), -1)
+        drafts = torch.full((len(rows), self._k), -1, device=sampling.device)
         num = []
         for place, row in enumerate(rows):
             count = min(row.num_draft_tokens, self._k)
