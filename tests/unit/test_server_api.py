@@ -275,6 +275,49 @@ def test_p44_wrong_prompts(server: Server, prompt: Any, stream: bool) -> None:
     assert refused(server.complete(prompt=prompt, stream=stream))["param"].startswith("prompt")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ([-1], "prompt[0]"),
+        ([1.5], "prompt[0]"),
+        ([True], "prompt[0]"),
+        (5, "prompt"),
+        (None, "prompt"),
+        ({"a": 1}, "prompt"),
+        (["a", 3], "prompt[1]"),
+        ([3, "a"], "prompt[1]"),
+        ([[3], [4, True]], "prompt[1][1]"),
+        ([[3], "a"], "prompt[1]"),
+        ([[[3]]], "prompt[0][0]"),
+        ([2**31], "prompt[0]"),
+    ],
+)
+def test_a_wrong_prompt_is_told_what_is_expected(server: Server, prompt: Any, param: str) -> None:
+    error = refused(server.complete(prompt=prompt))
+    assert "a string, a list of strings, a list of token ids or a list of lists of token ids" in error["message"]
+    assert error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"name": "y"}, "messages[1].name", "'name' is not supported yet"),
+        ({"tool_call_id": "c"}, "messages[1].tool_call_id", "'tool_call_id' is not supported yet"),
+        ({"role": "tool", "tool_call_id": "c"}, "messages[1].role", "role 'tool' is not supported yet"),
+        ({"role": "function", "name": "f"}, "messages[1].role", "role 'function' is not supported yet"),
+        ({"role": "wizard"}, "messages[1].role", "'system', 'developer', 'user' or 'assistant'."),
+        ({"nam": "y"}, "messages[1].nam", "Unknown field"),
+    ],
+)
+def test_what_messages_cannot_have_yet(server: Server, fields: dict[str, Any], param: str, words: str) -> None:
+    error = refused(server.chat(messages=[*MESSAGES, {"role": "user", "content": "x", **fields}]))
+    assert (error["param"], words in error["message"]) == (param, True), error
+
+
+def test_a_message_without_a_name_may_say_so(server: Server) -> None:
+    ok(server.chat(messages=[{**MESSAGES[0], "name": None, "tool_call_id": None}], max_tokens=1))
+
+
 def test_a_request_has_at_most_2048_sequences(server: Server) -> None:
     ok(server.complete(prompt=["a"] * 16, n=128, max_tokens=1))
     server.tokenizer.texts.clear()
@@ -350,6 +393,7 @@ def test_messages_that_a_client_sends_back_are_accepted(server: Server) -> None:
         (b"[" * 100_000, ""),
         (b'{"model": "fake", "prompt": "a", "temperature": NaN}', "temperature"),
         (b'{"model": "fake", "prompt": "\\ud800"}', "prompt"),
+        (b'{"model": "fake", "prompt": ' + b"[" * 900 + b"]" * 900 + b"}", "a list"),
         (b"{}", "model"),
     ],
 )

@@ -104,7 +104,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     first = _most_precise(error.errors())
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidRequestError):
-        return await _on_error(request, cause)
+        return await _on_error(request, _located(cause, first["loc"]))
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", first["msg"])
         return json_response(
@@ -120,6 +120,15 @@ def _most_precise(errors: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Of the first wrong field. Each member of a union complains; the one that got furthest was meant."""
     field = errors[0]["loc"][:2]
     return max((error for error in errors if error["loc"][:2] == field), key=lambda error: len(error["loc"]))
+
+
+def _located(error: InvalidRequestError, location: Sequence[str | int]) -> InvalidRequestError:
+    """An error that one message of a chat raised, with the path of its field: messages[0].name."""
+    if len(location) < 3:  # of the whole body, or of a field that names itself
+        return error
+    return InvalidRequestError(
+        f"{_path(location[1:])}: {error}", param=_path([*location[1:], error.param or ""]), code=error.code
+    )
 
 
 def _whole_body_message(request: Request) -> str:

@@ -5,14 +5,15 @@ The models are strict: "0.7" is not a number and 1 is not true. vLLM's extra sam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from paceline.arguments.foreign import Foreign
 from paceline.errors import InvalidRequestError, did_you_mean
 from paceline.sampling_params import SamplingParams
-from paceline.server.unsupported import CHAT, COMPLETION
+from paceline.server.unsupported import CHAT, COMPLETION, UNSUPPORTED_IN_MESSAGES, UNSUPPORTED_ROLES
 
 _SAMPLING_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -28,6 +29,9 @@ _NOT_FOR_TEMPLATES = {
     "chat_template", "conversation", "documents", "max_length", "padding", "return_assistant_tokens_mask",
     "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation",
 }  # fmt: skip
+
+
+_UNSUPPORTED = "unsupported_parameter"
 
 
 class _Strict(BaseModel):
@@ -79,7 +83,7 @@ class GenerationRequest(_Strict):
                 raise InvalidRequestError(
                     f"'{name}' is not supported with this value: {foreign.reason}",
                     param=name,
-                    code="unsupported_parameter",
+                    code=_UNSUPPORTED,
                 )
             if foreign is None and name not in cls.model_fields:
                 guess = did_you_mean(name, [*cls.model_fields, *cls.unsupported])
@@ -107,7 +111,7 @@ class TextPart(_Strict):
 
 
 class ChatMessage(_Strict):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant"]
     content: str | list[TextPart] | None = None
     # Present in the messages that clients send back; there is nothing in them.
     refusal: None = None
@@ -115,6 +119,20 @@ class ChatMessage(_Strict):
     audio: None = None
     tool_calls: list[Any] | None = Field(None, max_length=0)
     function_call: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_offered(cls, message: Any) -> Any:
+        if not isinstance(message, dict):
+            return message
+        if message.get("role") in UNSUPPORTED_ROLES:
+            raise InvalidRequestError(
+                f"role '{message['role']}' is not supported yet.", param="role", code=_UNSUPPORTED
+            )
+        for name in UNSUPPORTED_IN_MESSAGES:
+            if message.get(name) is not None:
+                raise InvalidRequestError(f"'{name}' is not supported yet.", param=name, code=_UNSUPPORTED)
+        return {name: value for name, value in message.items() if name not in UNSUPPORTED_IN_MESSAGES}
 
     def for_template(self) -> dict[str, Any]:
         """Templates know no developer; it is the newer name of system."""
@@ -169,10 +187,50 @@ class ChatRequest(GenerationRequest):
         return arguments
 
 
+def _check_prompt(prompt: Any) -> Any:
+    """Each form of a prompt, told by its first entry; pydantic would complain once for each form it tries."""
+    if isinstance(prompt, str) or prompt == []:
+        return prompt
+    if not isinstance(prompt, list):
+        raise _not_a_prompt("prompt", prompt)
+    if isinstance(prompt[0], list):
+        for number, ids in enumerate(prompt):
+            if not isinstance(ids, list):
+                raise _not_a_prompt(f"prompt[{number}]", ids)
+            _check_entries(f"prompt[{number}]", ids, _is_token_id)
+    else:
+        _check_entries("prompt", prompt, _is_text if isinstance(prompt[0], str) else _is_token_id)
+    return prompt
+
+
+def _check_entries(path: str, entries: list[Any], is_right: Callable[[Any], bool]) -> None:
+    wrong = next((index for index, entry in enumerate(entries) if not is_right(entry)), None)
+    if wrong is not None:
+        raise _not_a_prompt(f"{path}[{wrong}]", entries[wrong])
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _not_a_prompt(path: str, value: Any) -> InvalidRequestError:
+    names = {type(None): "null", list: "a list", dict: "an object", str: "a string", bool: str(value is True).lower()}
+    what = names.get(type(value)) or f"{value!r:.40}"
+    return InvalidRequestError(
+        f"'prompt' must be a string, a list of strings, a list of token ids or a list of lists of token ids (integers "
+        f"from 0); '{path}' does not fit: {what}.",
+        param=path,
+    )
+
+
 class CompletionRequest(GenerationRequest):
     unsupported: ClassVar[dict[str, Foreign]] = COMPLETION
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: Annotated[str | list[str] | list[TokenId] | list[list[TokenId]], BeforeValidator(_check_prompt)]
     logprobs: Int | None = None
     add_special_tokens: bool | None = None
 

@@ -57,6 +57,9 @@ CHAT: dict[str, Foreign] = COMMON | {
     "documents": Foreign((None, []), "put the documents into the messages."),
 }
 
+UNSUPPORTED_IN_MESSAGES = ("name", "tool_call_id")
+UNSUPPORTED_ROLES = ("tool", "function")
+
 COMPLETION: dict[str, Foreign] = COMMON | {
     "suffix": Foreign((None, ""), "the model writes behind the prompt only."),
 }
