@@ -16,6 +16,7 @@ from paceline.errors import ConfigurationError
 Dtype = Literal["float32", "bfloat16", "float16"]
 Method = Literal["draft_model", "ngram"]
 LoadFormat = Literal["auto", "dummy"]
+AcceptanceMethod = Literal["rejection", "block", "synthetic"]
 
 
 def _require(condition: bool, message: str) -> None:
@@ -41,7 +42,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """How drafts are proposed. Absent from EngineConfig when speculation is off."""
+    """How drafts are proposed and accepted. Absent from EngineConfig when speculation is off."""
 
     method: Method
     num_speculative_tokens: int = 5
@@ -49,6 +50,9 @@ class SpeculativeConfig:
     draft_tensor_parallel_size: int = 1
     prompt_lookup_max: int = 4  # n-gram lengths tried, longest first
     prompt_lookup_min: int = 2
+    acceptance: AcceptanceMethod = "rejection"
+    # Method synthetic: P(draft i kept | those before it kept), for i = 1, 2, ...; the last one goes on.
+    synthetic_acceptance_rates: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _require(
@@ -65,6 +69,19 @@ class SpeculativeConfig:
             f"prompt_lookup_min ({self.prompt_lookup_min}) must be between 1 and prompt_lookup_max "
             f"({self.prompt_lookup_max}).",
         )
+        _require(
+            (self.acceptance == "synthetic") == bool(self.synthetic_acceptance_rates),
+            "Synthetic acceptance and synthetic_acceptance_rates need each other; without them nothing is synthetic.",
+        )
+        _require(
+            all(0.0 <= rate <= 1.0 for rate in self.synthetic_acceptance_rates),
+            f"synthetic_acceptance_rates must lie between 0 and 1, not {list(self.synthetic_acceptance_rates)}.",
+        )
+
+    @property
+    def is_lossless(self) -> bool:
+        """Is the text the target's own? Synthetic acceptance measures speed alone."""
+        return self.acceptance != "synthetic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,14 +25,39 @@ class SamplingPlan(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float = 0.0
     seed: int = 0  # 64 bit, never None: the engine draws one where the user gave none
     num_logprobs: int | None = None  # None: no logprobs; 0: of the emitted token alone
+    num_prompt_logprobs: int | None = None  # the same for the tokens of the prompt
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()  # masked until min_tokens are out; includes EOS
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    grammar: str | None = None  # what the mask provider compiles; None: anything may be said
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.frequency_penalty != 0.0 or self.presence_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def needs_history(self) -> bool:
+        """The law depends on which tokens were committed, not on their number alone."""
+        return self.has_penalties or bool(self.bad_words) or self.grammar is not None
+
+    @property
+    def edits_logits(self) -> bool:
+        """Something but temperature, min_p, top_k and top_p shapes the law."""
+        return self.needs_history or bool(self.logit_bias) or self.allowed_token_ids is not None or self.min_tokens > 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Only temperature, top_p, top_k, min_p and seed matter: what a captured step can do."""
+        return not self.edits_logits and self.num_logprobs is None and self.num_prompt_logprobs is None
 
 
 class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +75,8 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_draft_tokens    K of this row: tokens to propose behind the last committed one
     emits               the chunk reaches the last committed token, so at least one token comes out
     num_output_tokens   tokens emitted before this step (min_tokens counts from there)
-    history             all committed tokens; only for proposers that read text (n-gram)
+    history             all committed tokens; only where something reads them: a proposer of text (n-gram), or
+                        sampling parameters with `needs_history`
     """
 
     seq_id: int
@@ -70,6 +96,12 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     def num_committed_tokens(self) -> int:
         """Committed tokens once the chunk is in; the position of the first token to come, if it emits."""
         return self.start + len(self.token_ids)
+
+    @property
+    def output_history(self) -> list[int]:
+        """The committed tokens behind the prompt; [] where the row carries no history."""
+        history = self.history or []
+        return history[len(history) - self.num_output_tokens :] if history else []
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,12 +8,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling.batches import batch_of
 
 from paceline.layers import sampling
-from paceline.layers.sampling import SamplingBatch, draw
+from paceline.layers.sampling import Law, draw
 from paceline.plan import SamplingPlan
 
-CPU = torch.device("cpu")
+
+def law_of(logits: torch.Tensor, plans: list[SamplingPlan], first_place: int = 0, num_output_tokens: int = 0) -> Law:
+    """The law of logits [B, P, V], with drafts that change nothing."""
+    drafts = torch.zeros(len(plans), first_place + logits.shape[1] - 1, dtype=torch.int64)
+    return batch_of(plans, num_output_tokens).law(logits, drafts, first_place)
 
 
 def brute_force(logits: list[float], plan: SamplingPlan) -> list[float]:
@@ -60,7 +65,7 @@ def test_laws_equal_the_definition(plans: list[SamplingPlan], seed: int) -> None
     torch.manual_seed(seed)
     logits = torch.randn(len(plans), 2, 13) * 2
     before = logits.clone()
-    law = SamplingBatch(plans, [0] * len(plans), CPU).law(logits)
+    law = law_of(logits, plans)
     assert torch.equal(logits, before), "the raw logits are needed again for logprobs"
     assert law.probs is not None
     for row, plan in enumerate(plans):
@@ -75,7 +80,7 @@ def test_nucleus_of_a_large_vocabulary(spread: float) -> None:
     torch.manual_seed(0)
     logits = torch.randn(3, 1, 4 * sampling._NUCLEUS_CANDIDATES) * spread
     plans = [SamplingPlan(top_p=0.9)] * 3
-    law = SamplingBatch(plans, [0] * 3, CPU).law(logits)
+    law = law_of(logits, plans)
     assert law.probs is not None
     full = torch.softmax(logits, -1)
     mass = (full * (law.probs > 0)).sum(-1)
@@ -88,8 +93,8 @@ def test_nucleus_of_a_large_vocabulary(spread: float) -> None:
 def test_greedy_rows_cost_no_softmax_and_mixed_batches_keep_their_rows() -> None:
     logits = torch.randn(3, 2, 9)
     greedy = SamplingPlan(temperature=0.0)
-    assert SamplingBatch([greedy] * 3, [0] * 3, CPU).law(logits).probs is None
-    law = SamplingBatch([greedy, SamplingPlan(), greedy], [0] * 3, CPU).law(logits)
+    assert law_of(logits, [greedy] * 3).probs is None
+    law = law_of(logits, [greedy, SamplingPlan(), greedy])
     assert law.probs is not None
     assert law.probs.shape == (1, 2, 9)
     assert torch.allclose(law.probs[0], torch.softmax(logits[1], -1))
@@ -104,9 +109,9 @@ def test_min_tokens_masks_the_ends_at_the_right_places() -> None:
     logits = torch.zeros(1, 4, 6)
     logits[..., 5] = 9.0
     plan = SamplingPlan(temperature=0.0, min_tokens=4, stop_token_ids=(5,))
-    law = SamplingBatch([plan], [2], CPU).law(logits)
+    law = law_of(logits, [plan], num_output_tokens=2)
     assert (law.argmax == 5).tolist() == [[False, True, True, True]]
-    later = SamplingBatch([plan], [2], CPU).law(logits[:, :1], first_place=1)
+    later = law_of(logits[:, :1], [plan], first_place=1, num_output_tokens=2)
     assert later.argmax.tolist() == [[5]]
 
 
@@ -115,7 +120,7 @@ def test_nan_and_nothing_left_are_invalid_and_neighbours_are_not() -> None:
     logits[1, 0, 3] = float("nan")
     logits[2] = float("-inf")
     logits[3, 0, 0] = float("inf")
-    law = SamplingBatch([SamplingPlan(top_p=0.5)] * 4, [0] * 4, CPU).law(logits)
+    law = law_of(logits, [SamplingPlan(top_p=0.5)] * 4)
     assert law.valid.flatten().tolist() == [True, False, False, False]
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from sampling.batches import batch_of
 from torch import Tensor
 
 from paceline.layers.random import Purpose, uniforms
-from paceline.layers.sampling import Law, SamplingBatch, draw
+from paceline.layers.sampling import Law, draw
 from paceline.plan import SamplingPlan
 from paceline.speculative.rejection import Outcome, Proposal, accept
 
-CPU = torch.device("cpu")
 N = 200_000
 V = 8
 
@@ -97,7 +97,7 @@ def test_every_place_of_a_long_draft_has_its_own_law() -> None:
 def test_p04_a_tail_token_outside_the_nucleus_is_never_emitted() -> None:
     torch.manual_seed(0)
     logits = torch.randn(1, 2, V).expand(2000, -1, -1)
-    law = SamplingBatch([SamplingPlan(top_p=0.5)] * 2000, [0] * 2000, CPU).law(logits)
+    law = batch_of([SamplingPlan(top_p=0.5)] * 2000).law(logits, torch.zeros(2000, 1, dtype=torch.int64))
     tail = int(logits[0, 0].argmin())
     zeros = torch.zeros(2000, 1, dtype=torch.float64)
     u = uniforms(torch.arange(2000)[:, None], torch.arange(2), Purpose.TARGET)
@@ -114,8 +114,8 @@ def test_p07_forced_rejection_takes_the_token_of_its_own_row(k: int) -> None:
         for place in range(k + 1):
             logits[:, place, place] = 50.0
         plans = [SamplingPlan(temperature=0.0 if greedy else 1.0)] * (k + 1)
-        law = SamplingBatch(plans, [0] * (k + 1), CPU).law(logits)
         drafts = torch.arange(k).repeat(k + 1, 1)
+        law = batch_of(plans).law(logits, drafts)
         for row in range(k):
             drafts[row, row:] = 7
         half = torch.full((k + 1, k + 1), 0.5, dtype=torch.float64)
@@ -147,7 +147,7 @@ def test_p12_p13_p18_mixed_rows_of_any_length() -> None:
         plans.append(SamplingPlan(temperature=float(row % 2), top_k=4))
         num.append(row % (k + 1))
     logits = torch.randn(12, k + 1, V)
-    batch = SamplingBatch(plans, [0] * 12, CPU)
+    batch = batch_of(plans)
     drafts = torch.full((12, k), -1)
     draft_probs = torch.zeros(6, k, V)
     for row in range(12):
@@ -156,12 +156,12 @@ def test_p12_p13_p18_mixed_rows_of_any_length() -> None:
             draft_probs[row // 2, : num[row]] = 1 / V
     seeds, places = torch.arange(12)[:, None], torch.arange(k + 1)
     u_accept, u_target = uniforms(seeds, places[:k], Purpose.ACCEPT), uniforms(seeds, places, Purpose.TARGET)
-    whole = accept(batch.law(logits), Proposal(drafts, num, draft_probs), u_accept, u_target)
+    whole = accept(batch.law(logits, drafts), Proposal(drafts, num, draft_probs), u_accept, u_target)
     for row in range(12):
         alone = batch.select([row])
         probs = draft_probs[row // 2 : row // 2 + 1] if row % 2 else None
         solo = accept(
-            alone.law(logits[row : row + 1]),
+            alone.law(logits[row : row + 1], drafts[row : row + 1]),
             Proposal(drafts[row : row + 1], [num[row]], probs),
             u_accept[row : row + 1],
             u_target[row : row + 1],
@@ -174,9 +174,9 @@ def test_p12_p13_p18_mixed_rows_of_any_length() -> None:
 
 def test_k_zero() -> None:
     logits = torch.randn(2, 1, V)
-    law = SamplingBatch([SamplingPlan(temperature=0.0), SamplingPlan()], [0, 0], CPU).law(logits)
     empty = torch.zeros(2, 0, dtype=torch.float64)
     proposal = Proposal(torch.zeros(2, 0, dtype=torch.int64), [0, 0])
+    law = batch_of([SamplingPlan(temperature=0.0), SamplingPlan()]).law(logits, proposal.draft_token_ids)
     outcome = accept(law, proposal, empty, torch.full((2, 1), 0.5, dtype=torch.float64))
     assert outcome.num_accepted.tolist() == [0, 0]
     assert outcome.output_token_ids.shape == (2, 1)

@@ -242,3 +242,34 @@ def test_a_draft_without_tokenizer_files_and_with_other_ids_is_refused(
     monkeypatch.setattr("paceline.tokenizer.has_tokenizer", lambda path: str(path) != other)
     with pytest.raises(ConfigurationError, match=r"no tokenizer files, and its 777 token ids"):
         resolve(model=target, speculative_model=other)
+
+
+def test_acceptance_methods(target: str) -> None:
+    def acceptance(**config: Any) -> tuple[str, tuple[float, ...]]:
+        resolved = resolve(model=target, speculative_config={"method": "ngram", "num_speculative_tokens": 3, **config})
+        speculative = resolved.config.speculative
+        assert speculative is not None
+        assert any("NOT the target's" in note for note in resolved.notes) is not speculative.is_lossless
+        return speculative.acceptance, speculative.synthetic_acceptance_rates
+
+    assert acceptance() == acceptance(rejection_sample_method="standard") == ("rejection", ())
+    assert acceptance(rejection_sample_method="strict") == ("rejection", ())
+    assert acceptance(rejection_sample_method="block") == ("block", ())
+    rates = acceptance(rejection_sample_method="synthetic", synthetic_acceptance_rates=[0.8, 0.4, 0.0])
+    assert rates == ("synthetic", (0.8, 0.5, 0.0))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rejection_sample_method": "synthetic"},
+        {"synthetic_acceptance_rates": [0.5, 0.5, 0.5]},
+        {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5, 0.5]},
+        {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5, 0.6, 0.5]},
+        {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [1.2, 0.6, 0.5]},
+        {"rejection_sample_method": "lenient"},
+    ],
+)
+def test_half_given_acceptance_is_refused(target: str, config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"speculative_config\.(rejection_sample_method|synthetic_acceptance)"):
+        resolve(model=target, speculative_config={"method": "ngram", "num_speculative_tokens": 3, **config})

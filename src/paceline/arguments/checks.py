@@ -6,6 +6,11 @@ from paceline.arguments.fields import EngineArguments, SpeculativeArguments
 from paceline.arguments.machine import Machine
 from paceline.hub.catalog import MISTAKEN_REPOS
 
+SYNTHETIC_NOTE = (
+    "SYNTHETIC ACCEPTANCE: drafts are kept with given probabilities, whatever the models say. The text is NOT the "
+    "target's; use this for benchmarks of speed and for nothing else."
+)
+
 
 def check_names(arguments: EngineArguments, speculative: SpeculativeArguments | None, problems: list[str]) -> None:
     if not arguments.model:
@@ -61,6 +66,8 @@ def notes(
         found.append(
             "gpu_memory_utilization has no effect on a CPU; kv_cache_memory_bytes sets the size of the KV cache there."
         )
+    if speculative is not None and speculative.rejection_sample_method == "synthetic":
+        found.append(SYNTHETIC_NOTE)
     if speculative is not None and speculative.model == arguments.model:
         found.append(
             "The draft is the target itself: every draft is accepted, and nothing is faster. "

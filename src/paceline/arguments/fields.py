@@ -51,6 +51,8 @@ class SpeculativeArguments:
     max_model_len: int | None = None
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
+    rejection_sample_method: Literal["standard", "strict", "block", "synthetic"] = "standard"  # strict: its older name
+    synthetic_acceptance_rates: list[float] | None = None  # P(the first i drafts are all kept), i = 1 .. K
 
 
 # The flat form that vLLM had before speculative_config, and its names there.
@@ -124,6 +126,22 @@ def _check_method(read: SpeculativeArguments, problems: list[str]) -> None:
         problems.append(f"speculative_config method 'ngram' takes no model; leave out model='{read.model}'.")
     if read.method == "draft_model" and (read.prompt_lookup_max or read.prompt_lookup_min):
         problems.append("prompt_lookup_max and prompt_lookup_min belong to method 'ngram', not to a draft model.")
+    _check_synthetic(read, problems)
+
+
+def _check_synthetic(read: SpeculativeArguments, problems: list[str]) -> None:
+    rates, k = read.synthetic_acceptance_rates, read.num_speculative_tokens
+    if (read.rejection_sample_method == "synthetic") != (rates is not None):
+        problems.append(
+            "speculative_config.rejection_sample_method='synthetic' and speculative_config.synthetic_acceptance_rates "
+            "belong together: give both for a benchmark of speed, or neither."
+        )
+    elif rates is not None and (len(rates) != k or sorted([1.0, *rates, 0.0], reverse=True) != [1.0, *rates, 0.0]):
+        problems.append(
+            f"speculative_config.synthetic_acceptance_rates={rates} cannot be used: give num_speculative_tokens ({k}) "
+            "numbers between 0 and 1, none larger than the one before; number i is the probability that the first i "
+            "drafts are all kept."
+        )
 
 
 def _read(

@@ -23,7 +23,7 @@ _TEXT_ONLY = "Paceline serves text-only decoders."
 _ALWAYS_CHUNKED = "prefill is always chunked here: a step has no phases."
 _NO_LORA = "LoRA adapters are not supported; merge the adapter into the weights."
 _ONE_NODE = "this version runs on one node, without pipeline or data parallelism."
-_LOSSLESS = "drafts are always accepted by exact rejection sampling; nothing lossy is offered."
+_LOSSLESS = "acceptance is exact; choose its method with speculative_config.rejection_sample_method."
 _ONE_REVISION = "give the directory of the revision that you want as model."
 _NO_HF = "the model is read as its files say."
 _NO_COMPILE = "there is no compiler to set up; captured graphs need no options."
@@ -107,8 +107,8 @@ FOREIGN_SPECULATIVE: dict[str, Foreign] = {
     "disable_padded_drafter_batch": Foreign((None, False), "draft batches are never padded."),
     "disable_logprobs": Foreign((None, False), "logprobs are exact with speculation too."),
     "parallel_drafting": Foreign((False,), "a draft model proposes one token after the other."),
-    "acceptance_method": Foreign(("rejection_sampler",), _LOSSLESS),
-    "rejection_sample_method": Foreign(("strict",), _LOSSLESS),
+    "acceptance_method": Foreign(("rejection_sampler",), "it is called rejection_sample_method now."),
+    "synthetic_acceptance_length": Foreign((None,), "give synthetic_acceptance_rates."),
     "posterior_threshold": Foreign((None,), _LOSSLESS),
     "posterior_alpha": Foreign((None,), _LOSSLESS),
     "use_local_argmax_reduction": Foreign((False,), "this version drafts on one rank."),

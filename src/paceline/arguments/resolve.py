@@ -17,6 +17,7 @@ from paceline.arguments.fields import (
 )
 from paceline.arguments.machine import Machine
 from paceline.config import (
+    AcceptanceMethod,
     CacheConfig,
     Dtype,
     EngineConfig,
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 
 CPU_MAX_MODEL_LEN = 4096  # default; attention over more positions is slow on a CPU, and the cache is large
 MAX_NUM_BATCHED_TOKENS = {"cuda": 2048, "cpu": 512}  # one step of 2,048 tokens holds everyone up for 20 s on a CPU
+_ACCEPTANCE: dict[str, AcceptanceMethod] = {
+    "standard": "rejection",
+    "strict": "rejection",
+    "block": "block",
+    "synthetic": "synthetic",
+}
 _DTYPES: dict[str, Dtype] = {"float": "float32", "half": "float16"}
 
 
@@ -214,7 +221,15 @@ def _speculative(arguments: SpeculativeArguments, draft: ModelConfig | None) -> 
         draft_tensor_parallel_size=arguments.draft_tensor_parallel_size or 1,
         prompt_lookup_max=longest,
         prompt_lookup_min=min(2, longest) if arguments.prompt_lookup_min is None else arguments.prompt_lookup_min,
+        acceptance=_ACCEPTANCE[arguments.rejection_sample_method],
+        synthetic_acceptance_rates=_conditional(arguments.synthetic_acceptance_rates or []),
     )
+
+
+def _conditional(rates: list[float]) -> tuple[float, ...]:
+    """From P(the first i drafts are kept), which is what users give, to P(draft i is kept | those before it are)."""
+    before = [1.0, *rates]
+    return tuple(rate / last if last > 0 else 0.0 for last, rate in zip(before, rates, strict=False))
 
 
 def _cache(arguments: EngineArguments) -> CacheConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.config import EngineConfig
+from paceline.config import EngineConfig, SpeculativeConfig
 from paceline.engine.interfaces import Executor
 
 
@@ -34,4 +34,11 @@ def _speculation(config: EngineConfig) -> str:
     text = f"{speculative.method}, K={speculative.num_speculative_tokens}"
     if speculative.method == "ngram":
         text += f", n-grams of {speculative.prompt_lookup_min} to {speculative.prompt_lookup_max} tokens"
-    return text
+    return f"{text}, {_acceptance(speculative)}"
+
+
+def _acceptance(speculative: SpeculativeConfig) -> str:
+    if speculative.acceptance == "synthetic":
+        rates = ", ".join(f"{rate:.3g}" for rate in speculative.synthetic_acceptance_rates)
+        return f"SYNTHETIC ACCEPTANCE with rates {rates}: the text is NOT the target's, for benchmarks only"
+    return {"rejection": "token-wise rejection", "block": "block verification"}[speculative.acceptance]

@@ -147,9 +147,12 @@ class Scheduler:
             num_draft_tokens=drafts,
             emits=end == sequence.num_tokens,
             num_output_tokens=sequence.num_output_tokens,
-            history=sequence.token_ids if self._keep_history and drafts else None,
+            history=sequence.token_ids if self._wants_history(sequence, end == sequence.num_tokens, drafts) else None,
             sampling=sequence.sampling,
         )
+
+    def _wants_history(self, sequence: Sequence, emits: bool, drafts: int) -> bool:
+        return (emits and sequence.sampling.needs_history) or (self._keep_history and drafts > 0)
 
     def _draft_span(self, sequence: Sequence, end: int, drafts: int, budget: _Budget) -> tuple[int, int]:
         """Positions that the draft reads before it proposes.

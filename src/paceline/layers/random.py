@@ -2,7 +2,14 @@
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), written with int64
 tensors so that a CPU and a GPU give the same bits. The key is the request's 64-bit seed; the counter is
-(position, purpose). Nothing depends on the batch, the rank or the padding around a row.
+(position, purpose, step). Nothing depends on the batch, the rank or the padding around a row.
+
+Why `step` is there. A draft that was discarded leaves positions that a later step drafts again. Token-wise
+rejection never looks behind the first rejection: what was committed is independent of the numbers spent on
+the discarded places, so a later step may spend the same numbers on those positions again, and `step` is 0.
+Block verification decides with the whole block: how much is kept depends on the discarded drafts too. Given
+what was committed their numbers are no longer uniform, and drawing with them again would bend the law. There
+the position at which the step starts is part of the counter, and every step has numbers of its own.
 """
 
 from __future__ import annotations
@@ -44,14 +51,17 @@ def _multiply(a: Tensor, b: int) -> tuple[Tensor, Tensor]:
     return product & _MASK, (product >> 32) & _MASK
 
 
-def uniforms(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+def uniforms(seeds: Tensor, positions: Tensor, purpose: Purpose, steps: Tensor | None = None) -> Tensor:
     """Uniform numbers in [0, 1) with 53 bits, float64.
 
-    seeds: int64, the 64-bit seed as two's complement; positions: int64 >= 0; the shapes broadcast.
+    seeds: int64, the 64-bit seed as two's complement; positions: int64 >= 0; steps: int64 in 0 .. 2**32 - 1, None
+    means 0; the shapes broadcast.
     """
-    seeds, positions = torch.broadcast_tensors(seeds, positions)  # type: ignore[no-untyped-call]
+    if steps is None:
+        steps = torch.zeros_like(positions)
+    seeds, positions, steps = torch.broadcast_tensors(seeds, positions, steps)  # type: ignore[no-untyped-call]
     zero = torch.zeros_like(positions)
-    counter = (positions & _MASK, (positions >> 32) & _MASK, zero + int(purpose), zero)
+    counter = (positions & _MASK, (positions >> 32) & _MASK, zero + int(purpose), steps)
     high, low, _, _ = philox(counter, (seeds & _MASK, (seeds >> 32) & _MASK))
     # A Python float does not raise an integer tensor above float32: go to float64 by name.
     return ((high >> 5).to(torch.float64) * 67108864.0 + (low >> 6)) * (1.0 / 9007199254740992.0)

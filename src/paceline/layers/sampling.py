@@ -1,9 +1,9 @@
 """From logits to the law that tokens are drawn from, and drawing from it.
 
 Contract
-- The order is vLLM's: logit_bias, allowed_token_ids, min_tokens, temperature, min_p, top_k, top_p.
-- A law is a pure function of its row's logits and parameters. Ties at the edge of top_k or top_p are all
-  kept, so the law does not depend on how a sort breaks them.
+- The order is vLLM's: the restrictions on logits (restrictions.py), then temperature, min_p, top_k, top_p.
+- A law is a pure function of its row's logits, parameters and tokens so far, drafts included. Ties at the edge
+  of top_k or top_p are all kept, so the law does not depend on how a sort breaks them.
 - Temperature 0 is the one-hot law of the argmax. It is kept as the argmax alone: `probs` holds only rows
   that are drawn at random, and a batch of greedy rows pays for no softmax.
 - Draws use the inverse distribution function in float64 with one uniform number: a token of probability 0
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.layers.random import as_int64
-from paceline.plan import SamplingPlan
+from paceline.layers.random import Purpose, as_int64, uniforms
+from paceline.layers.restrictions import MaskProvider, Restrictions
+from paceline.plan import RowPlan, SamplingPlan
 
 _NUCLEUS_CANDIDATES = 512  # top_p is decided among so many before a full sort is paid for
-_NOTHING = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +65,28 @@ def draw(probs: Tensor, u: Tensor) -> Tensor:
 
 
 class SamplingBatch:
-    """The sampling parameters of a step's emitting rows, as tensors."""
+    """The sampling parameters of a step's emitting rows, as tensors.
 
-    def __init__(self, plans: Seq[SamplingPlan], num_output_tokens: Seq[int], device: torch.device) -> None:
-        self._plans = plans
-        self._num_output_tokens = num_output_tokens
-        random_rows = [row for row, plan in enumerate(plans) if not plan.greedy]
+    masks             of rows with a grammar; needed only if there are any
+    numbers_by_step   each step has random numbers of its own (see random.py)
+    """
+
+    def __init__(
+        self,
+        rows: Seq[RowPlan],
+        device: torch.device,
+        *,
+        masks: MaskProvider | None = None,
+        numbers_by_step: bool = False,
+    ) -> None:
+        self._rows = rows
         self.device = device
+        plans = [row.sampling for row in rows]
+        random_rows = [row for row, plan in enumerate(plans) if not plan.greedy]
         self.random_rows = torch.tensor(random_rows, dtype=torch.int64, device=device)
-        self.seeds = torch.tensor([as_int64(plan.seed) for plan in plans], dtype=torch.int64, device=device)
         self._random_plans = [plans[row] for row in random_rows]
-        self._edited = [row for row, plan in enumerate(plans) if _edits_logits(plan)]
+        self._restrictions = Restrictions(rows, masks)
+        self._numbers_by_step = numbers_by_step
 
     @property
     def all_greedy(self) -> bool:
@@ -83,54 +94,34 @@ class SamplingBatch:
 
     def select(self, rows: Seq[int]) -> SamplingBatch:
         """The same parameters for some of the rows."""
-        if len(rows) == len(self._plans):
+        if len(rows) == len(self._rows):
             return self
-        return SamplingBatch(
-            [self._plans[row] for row in rows], [self._num_output_tokens[row] for row in rows], self.device
-        )
+        selected = SamplingBatch([self._rows[row] for row in rows], self.device, numbers_by_step=self._numbers_by_step)
+        selected._restrictions = self._restrictions.select(rows)
+        return selected
 
-    def law(self, logits: Tensor, first_place: int = 0) -> Law:
-        """The law of logits [B, P, V] float32, whose place 0 is the row's emitted token number `first_place`.
+    def uniforms(self, purpose: Purpose, num_places: int, first_place: int = 0) -> Tensor:
+        """The random numbers of every row at `num_places` places; float64 [B, num_places] in [0, 1)."""
+        seeds = torch.tensor([as_int64(row.sampling.seed) for row in self._rows], dtype=torch.int64)
+        starts = torch.tensor([row.num_committed_tokens for row in self._rows], dtype=torch.int64)
+        seeds, starts = seeds.to(self.device)[:, None], starts.to(self.device)[:, None]
+        positions = starts + torch.arange(first_place, first_place + num_places, device=self.device)
+        return uniforms(seeds, positions, purpose, starts if self._numbers_by_step else None)
 
-        The logits are not changed.
+    def law(self, logits: Tensor, drafts: Tensor, first_place: int = 0) -> Law:
+        """The laws of logits [B, P, V] float32 at places first_place .. first_place+P-1.
+
+        Place i follows the row's committed tokens and drafts[b, :i]: `drafts` [B, D] int64 with D >= first_place+P-1
+        holds the tokens drafted so far, padding -1. At the places behind a row's padding the law is not used. The
+        logits are not changed.
         """
-        logits = self._edit(logits, first_place)
+        logits = self._restrictions.apply(logits, drafts, first_place)
         best, argmax = logits.max(-1)
         probs = None
         if self._random_plans:
-            rows = logits if len(self._random_plans) == len(self._plans) else logits[self.random_rows]
+            rows = logits if len(self._random_plans) == len(self._rows) else logits[self.random_rows]
             probs = _probs(rows, self._random_plans)
         return Law(argmax=argmax, random_rows=self.random_rows, probs=probs, valid=best.isfinite())
-
-    def _edit(self, logits: Tensor, first_place: int) -> Tensor:
-        """Apply the restrictions that work on logits, to the rows that have any."""
-        if not self._edited:
-            return logits
-        logits = logits.clone()
-        for row in self._edited:
-            plan = self._plans[row]
-            if plan.logit_bias:
-                ids, values = zip(*plan.logit_bias, strict=True)
-                logits[row, :, list(ids)] += torch.tensor(values, device=logits.device)
-            if plan.allowed_token_ids is not None:
-                _keep_only(logits[row], plan.allowed_token_ids)
-            held = plan.min_tokens - self._num_output_tokens[row] - first_place - 1
-            if held > 0 and plan.stop_token_ids:
-                # The token at place i is number num_output_tokens + first_place + i + 1 of the answer.
-                logits[row, :held, list(plan.stop_token_ids)] = _NOTHING
-        return logits
-
-
-def _edits_logits(plan: SamplingPlan) -> bool:
-    return bool(plan.logit_bias) or plan.allowed_token_ids is not None or plan.min_tokens > 0
-
-
-def _keep_only(logits: Tensor, token_ids: tuple[int, ...]) -> None:
-    """Mask everything else in logits [P, V], in place."""
-    ids = list(token_ids)
-    kept = logits[:, ids]
-    logits.fill_(_NOTHING)
-    logits[:, ids] = kept
 
 
 def _probs(logits: Tensor, plans: Seq[SamplingPlan]) -> Tensor:

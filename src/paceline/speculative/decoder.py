@@ -18,40 +18,56 @@ import time
 import torch
 from torch import Tensor
 
-from paceline.layers.random import Purpose, uniforms
+from paceline.layers.random import Purpose
+from paceline.layers.restrictions import MaskProvider
 from paceline.layers.sampling import Law, SamplingBatch
-from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, StepTimings
+from paceline.plan import RowResult, StepPlan, StepResult, StepTimings
 from paceline.runner import batch_inputs
 from paceline.runner.batch_inputs import HostBatch
 from paceline.runner.model_runner import ModelRunner
+from paceline.speculative.acceptance import Acceptance
 from paceline.speculative.logprobs import token_logprobs
 from paceline.speculative.proposers.base import Proposer, emitting_rows
-from paceline.speculative.rejection import Outcome, Proposal, accept
+from paceline.speculative.rejection import Outcome, Proposal
 
 _NOT_FINITE = "The model produced NaN or infinite values for this request; it was ended to protect its neighbours."
 
 
 class SpeculativeDecoder:
-    def __init__(self, target: ModelRunner, proposer: Proposer, *, block_size: int, vocab_size: int) -> None:
-        """`vocab_size`: ids that may be emitted; a model's padded rows behind it are masked by being cut off."""
+    def __init__(
+        self,
+        target: ModelRunner,
+        proposer: Proposer,
+        *,
+        block_size: int,
+        vocab_size: int,
+        acceptance: Acceptance | None = None,
+        masks: MaskProvider | None = None,
+    ) -> None:
+        """`vocab_size`: ids that may be emitted; a model's padded rows behind it are masked by being cut off.
+
+        `acceptance`: None is token-wise rejection. `masks` reads the grammars of rows that have one.
+        """
         self._target = target
         self._proposer = proposer
         self._block_size = block_size
         self._vocab_size = vocab_size
+        self._acceptance = acceptance or Acceptance()
+        self._masks = masks
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         rows = emitting_rows(plan)
         sampling = SamplingBatch(
-            [row.sampling for row in rows], [row.num_output_tokens for row in rows], self._target.device
+            rows, self._target.device, masks=self._masks, numbers_by_step=self._acceptance.numbers_by_step
         )
         started = time.perf_counter()
         proposal = self._proposer.propose(plan, sampling)
         proposed = time.perf_counter()
         logits, finite = self._verify(plan, proposal)
         verified = time.perf_counter()
-        law = sampling.law(logits)
-        outcome = self._accept(rows, sampling, law, proposal)
+        law = sampling.law(logits, proposal.draft_token_ids)
+        outcome = self._accept(sampling, law, proposal)
         results = self._results(plan, proposal, outcome, logits, finite)
         timings = StepTimings(proposed - started, verified - proposed, time.perf_counter() - verified)
         return StepResult(step_id=plan.step_id, rows=results, timings=timings)
@@ -81,16 +97,14 @@ class SpeculativeDecoder:
         bad = [slot for slot, good in zip(batch.slot_mapping.tolist(), owners, strict=True) if not good]
         self._target.zero_slots(torch.tensor([*bad, *range(self._block_size)], device=self._target.device))
 
-    def _accept(self, rows: list[RowPlan], sampling: SamplingBatch, law: Law, proposal: Proposal) -> Outcome:
-        k, device = proposal.num_speculative_tokens, self._target.device
-        if sampling.all_greedy:  # one-hot laws: any number in [0, 1) gives the same answer
-            zeros = torch.zeros((len(rows), k + 1), dtype=torch.float64, device=device)
-            return accept(law, proposal, zeros[:, :k], zeros)
-        first = torch.tensor([row.num_committed_tokens for row in rows], dtype=torch.int64, device=device)
-        positions = first[:, None] + torch.arange(k + 1, device=device)
-        seeds = sampling.seeds[:, None]
-        u_accept = uniforms(seeds, positions[:, :k], Purpose.ACCEPT)
-        return accept(law, proposal, u_accept, uniforms(seeds, positions, Purpose.TARGET))
+    def _accept(self, sampling: SamplingBatch, law: Law, proposal: Proposal) -> Outcome:
+        k = proposal.num_speculative_tokens
+        if sampling.all_greedy and not self._acceptance.always_random:
+            # One-hot laws: any number in [0, 1) gives the same answer.
+            zeros = torch.zeros((len(proposal.num_drafted), k + 1), dtype=torch.float64, device=self._target.device)
+            return self._acceptance.decide(law, proposal, zeros[:, :k], zeros)
+        u_accept = sampling.uniforms(Purpose.ACCEPT, k)
+        return self._acceptance.decide(law, proposal, u_accept, sampling.uniforms(Purpose.TARGET, k + 1))
 
     def _results(
         self, plan: StepPlan, proposal: Proposal, outcome: Outcome, logits: Tensor, finite: list[bool]

@@ -59,13 +59,33 @@ def accept(law: Law, proposal: Proposal, u_accept: Tensor, u_target: Tensor) -> 
     q = _draft_law_of(law, proposal)  # [B, K]
     kept = (u_accept * q < p) & (drafts >= 0)
     num_accepted = kept.to(torch.int64).cumprod(-1).sum(-1)  # [B]
-    last = _last_token(law, proposal, num_accepted, u_target)  # [B]
+    return outcome(law, proposal, num_accepted, _last_token(law, proposal, num_accepted, u_target))
+
+
+def outcome(law: Law, proposal: Proposal, num_accepted: Tensor, last: Tensor) -> Outcome:
+    """num_accepted [B] drafts of each row, and behind them its last token [B]."""
+    drafts = proposal.draft_token_ids
     places = torch.arange(drafts.shape[1] + 1, device=drafts.device)
     output = torch.nn.functional.pad(drafts, (0, 1), value=-1)
     output = torch.where(places < num_accepted[:, None], output, -1)
     output = output.scatter(1, num_accepted[:, None], last[:, None])
     valid = law.valid.gather(1, num_accepted[:, None]).squeeze(1)
     return Outcome(num_accepted, output, valid)
+
+
+def draw_at(law: Law, places: Tensor, u_target: Tensor, weights: Tensor | None = None) -> Tensor:
+    """One token a row from the target's law at `places` [B]; int64 [B].
+
+    `weights` [Br, V], not normalised, stand for the law of the rows drawn at random: a residual.
+    """
+    token_ids = law.argmax.gather(1, places[:, None]).squeeze(1)
+    if law.probs is None:
+        return token_ids
+    rows = law.random_rows
+    if weights is None:
+        weights = law.probs[torch.arange(len(rows), device=rows.device), places[rows]]
+    token_ids[rows] = draw(weights, u_target[rows].gather(1, places[rows][:, None]).squeeze(1))
+    return token_ids
 
 
 def _draft_law_of(law: Law, proposal: Proposal) -> Tensor:
@@ -78,15 +98,12 @@ def _draft_law_of(law: Law, proposal: Proposal) -> Tensor:
 
 def _last_token(law: Law, proposal: Proposal, num_accepted: Tensor, u_target: Tensor) -> Tensor:
     """The recovered or bonus token of each row, drawn at place num_accepted."""
-    last = law.argmax.gather(1, num_accepted[:, None]).squeeze(1)
     if law.probs is None:
-        return last
+        return draw_at(law, num_accepted, u_target)
     rows = law.random_rows
     place = num_accepted[rows]
     p = law.probs[torch.arange(len(rows), device=rows.device), place]  # [Br, V]
-    u = u_target[rows].gather(1, place[:, None]).squeeze(1)
-    last[rows] = draw(_residual(p, proposal, rows, place), u)
-    return last
+    return draw_at(law, num_accepted, u_target, _residual(p, proposal, rows, place))
 
 
 def _residual(p: Tensor, proposal: Proposal, rows: Tensor, place: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from paceline.config import EngineConfig
 from paceline.plan import StepPlan, StepResult
 from paceline.runner.model_runner import ModelRunner
+from paceline.speculative.acceptance import make_acceptance
 from paceline.speculative.decoder import SpeculativeDecoder
 from paceline.speculative.proposers import DraftModelProposer, NgramProposer, NoProposer, Proposer
 from paceline.worker.memory_plan import MemoryPlan, plan_memory
@@ -26,7 +27,11 @@ class Worker:
         for runner in filter(None, (self.target, self.draft)):
             runner.allocate_kv(self.memory.num_blocks, config.cache.block_size)
         self.decoder = SpeculativeDecoder(
-            self.target, self._proposer(), block_size=config.cache.block_size, vocab_size=self._vocab_size()
+            self.target,
+            self._proposer(),
+            block_size=config.cache.block_size,
+            vocab_size=self._vocab_size(),
+            acceptance=make_acceptance(config.speculative),
         )
 
     def execute(self, plan: StepPlan) -> StepResult:

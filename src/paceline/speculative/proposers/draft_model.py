@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.layers.random import Purpose, uniforms
+from paceline.layers.random import Purpose
 from paceline.layers.sampling import SamplingBatch, draw
 from paceline.plan import RowPlan, StepPlan
 from paceline.runner import batch_inputs
@@ -67,7 +67,6 @@ class _Draft:
         width, device = max(num_drafts, default=0), sampling.device
         self._token_ids = torch.full((len(rows), width), -1, dtype=torch.int64, device=device)
         self._valid = torch.ones((len(rows), width), dtype=torch.bool, device=device)
-        self._positions = torch.tensor([row.num_committed_tokens for row in rows], device=device)
         self._random_row = {row: place for place, row in enumerate(sampling.random_rows.tolist())}
         self._probs = torch.zeros((len(self._random_row), width, vocab_size), device=device)
 
@@ -77,12 +76,11 @@ class _Draft:
     def take(self, step: int, active: list[int], logits: Tensor) -> Tensor:
         """Draw column `step` for the active rows from logits [A, V]; returns their tokens [A]."""
         sampling = self._sampling.select(active)
-        law = sampling.law(logits.unsqueeze(1), first_place=step)
+        law = sampling.law(logits.unsqueeze(1), self._token_ids[active, :step], first_place=step)
         tokens = law.argmax[:, 0].clone()
         if law.probs is not None:
             drawn = law.random_rows
-            positions = self._positions[active][drawn] + step
-            u = uniforms(sampling.seeds[drawn], positions, Purpose.DRAFT)
+            u = sampling.uniforms(Purpose.DRAFT, 1, first_place=step)[drawn, 0]
             tokens[drawn] = draw(law.probs[:, 0], u)
             places = [self._random_row[row] for row in active if row in self._random_row]
             self._probs[places, step] = law.probs[:, 0]
