@@ -77,6 +77,9 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_output_tokens   tokens emitted before this step (min_tokens counts from there)
     history             all committed tokens; only where something reads them: a proposer of text (n-gram), or
                         sampling parameters with `needs_history`
+    source              None, or the row follows a step whose result is not known yet, and this is its place there:
+                        token_ids and draft_chunk are empty, `start` is the least it can be, and the worker takes the
+                        row's last tokens and its length from that step's outcome
     """
 
     seq_id: int
@@ -90,6 +93,7 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     emits: bool = True
     num_output_tokens: int = 0
     history: list[int] | None = None
+    source: int | None = None
     sampling: SamplingPlan = SamplingPlan()
 
     @property
@@ -155,3 +159,5 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     rows: list[RowResult]
     timings: StepTimings = StepTimings()
+    decoding: bool = False  # every row computed one committed token and emitted
+    captured: bool = False  # ... and the step ran as one captured graph

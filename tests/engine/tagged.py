@@ -8,9 +8,12 @@ the draft have a pool each; the draft proposes the true next token or a wrong on
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from paceline.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
@@ -58,7 +61,10 @@ def never(row: RowPlan, place: int) -> bool:
 
 @dataclass
 class TaggedExecutor:
-    """Implements the executor's protocol. `accepts(row, place)`: is the draft at that place right?"""
+    """Implements the executor's protocol. `accepts(row, place)`: is the draft at that place right?
+
+    `ahead`: steps may be submitted before the one under way is collected, as a GPU's captured steps are.
+    """
 
     num_blocks: int = 64
     block_size: int = 4
@@ -69,6 +75,39 @@ class TaggedExecutor:
     target: Pool = field(default_factory=dict)
     draft: Pool = field(default_factory=dict)
     plans: list[StepPlan] = field(default_factory=list)
+    ahead: bool = False
+    num_ahead: int = 0  # steps submitted before the one under way was collected
+    results: deque[StepResult] = field(default_factory=deque)
+    carry: list[RowPlan | None] = field(default_factory=list)  # by place: the row that follows, but for its table
+
+    def submit(self, plan: StepPlan) -> None:
+        assert len(self.results) < (2 if self.ahead else 1)
+        self.num_ahead += bool(self.results)
+        rows = [row if row.source is None else self._follow(row) for row in plan.rows]
+        result = self.execute(StepPlan(step_id=plan.step_id, rows=rows))
+        self.carry = [_next_row(row, done) for row, done in zip(rows, result.rows, strict=True)]
+        self.results.append(result)
+
+    def collect(self) -> StepResult:
+        return self.results.popleft()
+
+    def can_run_ahead(self) -> bool:
+        return self.ahead and len(self.results) == 1 and None not in self.carry
+
+    def _follow(self, row: RowPlan) -> RowPlan:
+        assert row.source is not None
+        assert not row.token_ids
+        assert not row.draft_chunk
+        before = self.carry[row.source]
+        assert before is not None
+        assert before.seq_id == row.seq_id
+        assert row.start <= before.start
+        drafts = row.num_draft_tokens
+        return msgspec.structs.replace(
+            row, source=None, start=before.start, token_ids=before.token_ids,
+            draft_start=before.draft_start if drafts else 0, draft_chunk=before.draft_chunk if drafts else [],
+            num_draft_computed_tokens=before.num_draft_computed_tokens,
+        )  # fmt: skip
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
@@ -170,6 +209,22 @@ class TaggedExecutor:
         block = row.block_table[position // self.block_size]
         assert block != 0, "the null block holds no sequence's KV"
         return block * self.block_size + position % self.block_size
+
+
+def _next_row(row: RowPlan, result: RowResult) -> RowPlan | None:
+    """What the device knows of a row after the step; None: nothing was emitted, no step can follow unseen."""
+    if not result.output_token_ids:
+        return None
+    tokens = [*row.token_ids, *result.output_token_ids]
+    n = row.start + len(tokens)
+    mark = row.num_draft_computed_tokens
+    if result.num_drafted:
+        last_fed = row.num_committed_tokens + result.num_drafted - 1
+        mark = min(n - 1, last_fed)
+    return RowPlan(
+        seq_id=row.seq_id, block_table=[], start=n - 1, token_ids=tokens[-1:],
+        draft_start=n - 2, draft_chunk=tokens[-2:], num_draft_computed_tokens=mark,
+    )  # fmt: skip
 
 
 def make_engine(

@@ -35,6 +35,7 @@ class Scenario:
     budget: int
     draft_max_len: int
     prefix_caching: bool
+    ahead: bool
     acceptance: list[bool] = field(default_factory=list)
 
 
@@ -66,6 +67,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         budget=draw(st.integers(max_num_seqs, 40)),
         draft_max_len=draw(st.sampled_from([8, 17, 64])),
         prefix_caching=draw(st.booleans()),
+        ahead=draw(st.booleans()),
         acceptance=draw(st.lists(st.booleans(), min_size=1, max_size=17)),
     )
 
@@ -78,6 +80,7 @@ def test_engine_equals_reference(scenario: Scenario) -> None:
         num_blocks=scenario.num_blocks,
         block_size=scenario.block_size,
         has_draft=scenario.has_draft,
+        ahead=scenario.ahead and (scenario.has_draft or scenario.k == 0),  # an n-gram proposer reads the text
         accepts=lambda row, place: scenario.acceptance[next(script) % len(scenario.acceptance)],
     )
     engine = make_engine(

@@ -351,3 +351,34 @@ def test_a_long_prompt_does_not_stop_the_others() -> None:
 def test_reference_is_not_constant() -> None:
     assert len({tuple(reference([i], 5)) for i in range(20)}) == 20
     assert next_token(0) == 0
+
+
+def test_steps_run_ahead_and_the_text_is_the_same() -> None:
+    """Two steps under way at once, in almost every step, with every pattern of acceptance; no block is lost."""
+    for accepted in range(6):
+        executor = TaggedExecutor(ahead=True, accepts=lambda row, place, a=accepted: place < a)  # type: ignore[misc]
+        engine = make_engine(executor, k=5)
+        for i in range(4):
+            engine.add_request(request(str(i), [i, 5, 6], max_tokens=24, ignore_eos=True))
+        results = run(engine)
+        for i in range(4):
+            assert tokens(results[f"{i}/0"]) == reference([i, 5, 6], 24, eos=None)
+        steps = engine.stats().num_steps
+        assert executor.num_ahead >= steps - 2 > 0
+        assert engine.stats().kv_cache_usage == 0.0
+
+
+def test_running_ahead_gives_way_to_a_newcomer() -> None:
+    """A request that arrives while two steps are under way is in the next step that is planned."""
+    executor = TaggedExecutor(ahead=True)
+    engine = make_engine(executor, k=0)
+    engine.add_request(request("a", [1, 2], max_tokens=30, ignore_eos=True))
+    engine.step()
+    engine.step()
+    planned = len(executor.plans)
+    engine.add_request(request("b", [2, 1], max_tokens=3, ignore_eos=True))
+    engine.step()
+    engine.step()
+    assert len(executor.plans[planned].rows) == 2
+    results = run(engine)
+    assert tokens(results["b/0"])[-1] == reference([2, 1], 3, eos=None)[-1]

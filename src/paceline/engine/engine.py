@@ -78,16 +78,27 @@ class Engine:
     # -- the step -------------------------------------------------------------------------------------
 
     def step(self) -> list[SequenceDelta]:
-        """Advance every sequence that can advance; return what that added."""
+        """Advance every sequence that can advance; return what that added.
+
+        Where the executor can run ahead, the next step is submitted before this one's result is waited for: the
+        host commits, streams and plans while the device computes.
+        """
         started = self._clock()
-        plan = self._scheduler.schedule()
-        deltas = self._execute_and_commit(plan, started) if plan is not None else []
+        if not self._scheduler.num_under_way:
+            self._submit(self._scheduler.schedule())
+        if self._executor.can_run_ahead():
+            self._submit(self._scheduler.plan_ahead())
+        deltas = self._collect_and_commit(started) if self._scheduler.num_under_way else []
         unreported, self._unreported = self._unreported, []
         return unreported + deltas
 
-    def _execute_and_commit(self, plan: StepPlan, started: float) -> list[SequenceDelta]:
+    def _submit(self, plan: StepPlan | None) -> None:
+        if plan is not None:
+            self._executor.submit(plan)
+
+    def _collect_and_commit(self, started: float) -> list[SequenceDelta]:
         planned = self._clock()
-        result = self._executor.execute(plan)
+        result = self._executor.collect()
         executed = self._clock()
         updates = self._scheduler.commit(result)
         deltas = [self._delta(update) for update in updates if update.token_ids or update.sequence.finish_reason]
@@ -226,6 +237,8 @@ class Engine:
     def _count_step(self, result: StepResult, step_seconds: float, execute_seconds: float) -> None:
         stats, timings = self._stats, result.timings
         stats.num_steps += 1
+        stats.num_decode_steps += result.decoding
+        stats.num_captured_steps += result.captured
         stats.step_seconds += step_seconds
         stats.schedule_seconds += step_seconds - execute_seconds
         stats.draft_seconds += timings.draft

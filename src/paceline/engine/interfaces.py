@@ -9,12 +9,22 @@ from paceline.plan import StepPlan, StepResult
 
 
 class Executor(Protocol):
-    """The ranks behind one interface. `execute` returns rows in the plan's order or raises EngineDeadError."""
+    """The ranks behind one interface: `submit` a plan, `collect` its result; rows come in the plan's order.
+
+    Both raise EngineDeadError when a rank is gone. A second plan may be submitted before the first is collected only
+    while `can_run_ahead` says so, and only one made by Scheduler.plan_ahead; results come in the order of the plans.
+    """
 
     num_blocks: int  # of both pools, the null block included
     block_size: int
 
-    def execute(self, plan: StepPlan) -> StepResult: ...
+    def submit(self, plan: StepPlan) -> None: ...
+
+    def collect(self) -> StepResult: ...
+
+    def can_run_ahead(self) -> bool:
+        """The step under way leaves on the device what a next step must know of it."""
+        ...
 
     def describe(self) -> dict[str, str]:
         """The resolved memory plan, dtype and kernels, for the table printed at start."""

@@ -10,6 +10,9 @@ schedule() -> StepPlan
   2. Waiting sequences, in order of arrival, while a place, budget and blocks for the whole prompt are there.
   When blocks run out a row first gives up its drafts, then the youngest running sequence is preempted:
   its blocks go back, its committed tokens stay, it waits at the front.
+plan_ahead() -> StepPlan
+  The step after the one under way, made before its result is known, so that the device never waits for the host.
+  Only rows that were decoding: their last tokens are unknown here and known on the device (`RowPlan.source`).
 commit(StepResult) -> the sequences' news
   Rejected drafts need no roll-back: the watermark does not move over their slots.
 
@@ -50,6 +53,9 @@ class _Budget:
     draft: int
 
 
+_InFlight = dict[int, tuple[Sequence, RowPlan]]  # a step's rows by seq_id, in the plan's order
+
+
 class Scheduler:
     def __init__(
         self,
@@ -69,20 +75,25 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._keep_history = keep_history
-        self._in_flight: dict[int, tuple[Sequence, RowPlan]] = {}
+        self._under_way: deque[_InFlight] = deque()  # steps submitted and not committed, at most two
         self._step_id = 0
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
 
     def has_unfinished(self) -> bool:
-        return bool(self.waiting or self.running)
+        return bool(self.waiting or self.running or self._under_way)
+
+    @property
+    def num_under_way(self) -> int:
+        """Steps planned and not committed."""
+        return len(self._under_way)
 
     # -- schedule -----------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when nothing can run."""
-        assert not self._in_flight, "the previous step has not been committed"
+        assert not self._under_way, "the previous step has not been committed"
         budget = _Budget(self._max_num_batched_tokens, self._max_num_batched_tokens)
         rows: dict[int, RowPlan] = {}
         preempted = self._plan_running(rows, budget)
@@ -90,9 +101,71 @@ class Scheduler:
             self._admit_waiting(rows, budget)
         if not rows:
             return None
-        self._in_flight = {s.seq_id: (s, rows[s.seq_id]) for s in self.running if s.seq_id in rows}
+        planned = {s.seq_id: s for s in self.running if s.seq_id in rows}
+        return self._start([(planned[seq_id], row) for seq_id, row in rows.items()])
+
+    def _start(self, rows: list[tuple[Sequence, RowPlan]]) -> StepPlan:
+        self._under_way.append({row.seq_id: (sequence, row) for sequence, row in rows})
         self._step_id += 1
-        return StepPlan(step_id=self._step_id, rows=list(rows.values()))
+        return StepPlan(step_id=self._step_id, rows=[row for _, row in rows])
+
+    # -- plan ahead -----------------------------------------------------------------------------------
+
+    def plan_ahead(self) -> StepPlan | None:
+        """Plan the step after the only one under way; None: its result must be known first.
+
+        Blocks are reserved for the longest outcome. A sequence that is sure to end with the step under way is left
+        out; one that turns out to have ended is computed once more for nothing, and its row is dropped at commit.
+        """
+        if len(self._under_way) != 1 or self._can_admit():
+            return None
+        rows = []
+        for place, (sequence, row) in enumerate(self._under_way[0].values()):
+            if not row.emits:
+                return None
+            if sequence.status is not SequenceStatus.RUNNING or sequence.num_remaining_tokens <= 1:
+                continue
+            ahead = self._row_ahead(sequence, row, place)
+            if ahead is None:
+                return None
+            rows.append((sequence, ahead))
+        return self._start(rows) if rows else None
+
+    def _row_ahead(self, sequence: Sequence, row: RowPlan, place: int) -> RowPlan | None:
+        """The row that follows `row`; None: the draft must catch up first, or the blocks do not suffice."""
+        most = row.num_committed_tokens + row.num_draft_tokens + 1  # committed tokens after the step under way
+        drafts = self._policy.wanted_drafts(sequence, row.num_draft_tokens + 1)
+        if self._policy.has_draft_model and drafts and not row.num_draft_tokens:
+            return None
+        if not self.blocks.reserve(sequence, most + drafts):
+            return None
+        return RowPlan(
+            seq_id=sequence.seq_id,
+            block_table=list(sequence.block_table),
+            start=row.num_committed_tokens,
+            token_ids=[],
+            num_draft_tokens=drafts,
+            num_output_tokens=sequence.num_output_tokens + 1,
+            source=place,
+            sampling=sequence.sampling,
+        )
+
+    def _known(self, sequence: Sequence, row: RowPlan) -> RowPlan:
+        """`row`, which followed a step that is committed now, as it was in truth."""
+        n = sequence.num_tokens
+        drafts = row.num_draft_tokens > 0
+        return RowPlan(
+            seq_id=row.seq_id,
+            block_table=row.block_table,
+            start=n - 1,
+            token_ids=sequence.token_ids[-1:],
+            draft_start=max(0, n - 2) if drafts else 0,
+            draft_chunk=sequence.token_ids[-2:] if drafts else [],
+            num_draft_computed_tokens=sequence.num_draft_computed_tokens,
+            num_draft_tokens=row.num_draft_tokens,
+            num_output_tokens=sequence.num_output_tokens,
+            sampling=row.sampling,
+        )
 
     def _plan_running(self, rows: dict[int, RowPlan], budget: _Budget) -> bool:
         before = self.num_preemptions
@@ -202,14 +275,19 @@ class Scheduler:
     def commit(self, result: StepResult) -> list[Update]:
         """Advance watermarks, append tokens, publish full blocks, let go of what has ended."""
         updates = []
+        in_flight = self._under_way.popleft()
         for row_result in result.rows:
-            entry = self._in_flight.pop(row_result.seq_id, None)
+            entry = in_flight.pop(row_result.seq_id, None)
             if entry is None or entry[0].status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step was under way
             sequence, plan = entry
             updates.append(self._commit_row(sequence, plan, row_result))
-        assert not self._in_flight, f"the result lacks rows of sequences {sorted(self._in_flight)}"
+        assert not in_flight, f"the result lacks rows of sequences {sorted(in_flight)}"
         self.running = [s for s in self.running if s.status is SequenceStatus.RUNNING]
+        for following in self._under_way:
+            for seq_id, (sequence, plan) in following.items():
+                if sequence.status is SequenceStatus.RUNNING:
+                    following[seq_id] = (sequence, self._known(sequence, plan))
         return updates
 
     def _commit_row(self, sequence: Sequence, plan: RowPlan, result: RowResult) -> Update:

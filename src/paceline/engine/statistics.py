@@ -18,6 +18,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
 
     # counters
     num_steps: int = 0
+    num_decode_steps: int = 0  # in which every row computed one committed token and emitted
+    num_captured_steps: int = 0  # of these: as one captured graph
     prompt_tokens: int = 0  # of admitted requests
     generation_tokens: int = 0
     prefix_cache_queries: int = 0  # tokens

@@ -30,7 +30,7 @@ from paceline.speculative.logprobs import token_logprobs
 from paceline.speculative.proposers.base import Proposer, emitting_rows
 from paceline.speculative.rejection import Outcome, Proposal
 
-_NOT_FINITE = "The model produced NaN or infinite values for this request; it was ended to protect its neighbours."
+NOT_FINITE = "The model produced NaN or infinite values for this request; it was ended to protect its neighbours."
 
 
 class SpeculativeDecoder:
@@ -70,7 +70,8 @@ class SpeculativeDecoder:
         outcome = self._accept(sampling, law, proposal)
         results = self._results(plan, proposal, outcome, logits, finite)
         timings = StepTimings(proposed - started, verified - proposed, time.perf_counter() - verified)
-        return StepResult(step_id=plan.step_id, rows=results, timings=timings)
+        decoding = all(row.emits and len(row.token_ids) == 1 for row in plan.rows)
+        return StepResult(step_id=plan.step_id, rows=results, timings=timings, decoding=decoding)
 
     def _verify(self, plan: StepPlan, proposal: Proposal) -> tuple[Tensor, list[bool]]:
         """One target pass over chunks and drafts: logits [B, K+1, V], and which rows stayed finite."""
@@ -117,7 +118,7 @@ class SpeculativeDecoder:
         for row, good in zip(plan.rows, finite, strict=True):
             failed = row.seq_id in proposal.failed
             if not row.emits:
-                error = None if good else _NOT_FINITE
+                error = None if good else NOT_FINITE
                 results.append(RowResult(seq_id=row.seq_id, error=error, draft_failed=failed))
                 continue
             num_accepted, valid, *tokens = packed[place]
@@ -129,7 +130,7 @@ class SpeculativeDecoder:
                     num_accepted=num_accepted,
                     num_drafted=proposal.num_drafted[place],
                     logprobs=token_logprobs(logits[place], output, row.sampling.num_logprobs),
-                    error=None if good and valid else _NOT_FINITE,
+                    error=None if good and valid else NOT_FINITE,
                     draft_failed=failed,
                 )
             )

@@ -20,8 +20,14 @@ class InProcessExecutor:
         self.block_size = block_size
         self.num_blocks = worker.memory.num_blocks
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        return self._worker.execute(plan)
+    def submit(self, plan: StepPlan) -> None:
+        self._worker.submit(plan)
+
+    def collect(self) -> StepResult:
+        return self._worker.collect()
+
+    def can_run_ahead(self) -> bool:
+        return self._worker.can_run_ahead()
 
     def describe(self) -> dict[str, str]:
         return self._worker.memory.describe()

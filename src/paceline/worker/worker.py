@@ -5,6 +5,8 @@ It keeps no sequence between two steps: everything a step needs is in its plan.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import psutil
 import torch
 
@@ -15,6 +17,16 @@ from paceline.speculative.acceptance import make_acceptance
 from paceline.speculative.decoder import SpeculativeDecoder
 from paceline.speculative.proposers import DraftModelProposer, NgramProposer, NoProposer, Proposer
 from paceline.worker.memory_plan import MemoryPlan, plan_memory
+
+
+class CapturedSteps(Protocol):
+    """Steps that run as one captured graph each; two may be under way."""
+
+    num_under_way: int
+
+    def takes(self, plan: StepPlan) -> bool: ...
+    def submit(self, plan: StepPlan) -> None: ...
+    def collect(self) -> StepResult: ...
 
 
 class Worker:
@@ -34,8 +46,27 @@ class Worker:
             acceptance=make_acceptance(config.speculative),
         )
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        return self.decoder.run(plan)
+        self.captured: CapturedSteps | None = None
+        self._done: StepResult | None = None  # of an eager step, which is over when it is submitted
+
+    def submit(self, plan: StepPlan) -> None:
+        """Start a step: captured if it can be, else here and now."""
+        if self.captured is not None and self.captured.takes(plan):
+            self.captured.submit(plan)
+        else:
+            self._done = self.decoder.run(plan)
+
+    def collect(self) -> StepResult:
+        """The result of the oldest step submitted."""
+        if self._done is not None:
+            done, self._done = self._done, None
+            return done
+        assert self.captured is not None
+        return self.captured.collect()
+
+    def can_run_ahead(self) -> bool:
+        """Only behind a captured step: what the next one must know of it stays on the device."""
+        return self._done is None and self.captured is not None and self.captured.num_under_way == 1
 
     def _plan_memory(self) -> MemoryPlan:
         block_size = self._config.cache.block_size
