@@ -17,6 +17,8 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 Method = Literal["draft_model", "ngram"]
 LoadFormat = Literal["auto", "dummy"]
 AcceptanceMethod = Literal["rejection", "block", "synthetic"]
+Quantization = Literal["fp8"]
+KVCacheDtype = Literal["auto", "fp8"]
 
 
 def _require(condition: bool, message: str) -> None:
@@ -33,6 +35,9 @@ class ModelConfig:
     dtype: Dtype = "float32"
     max_model_len: int = 2048  # positions, prompt + output
     load_format: LoadFormat = "auto"  # dummy: random weights, for tests and benchmarks
+    quantization: Quantization | None = None  # None: as the checkpoint is; fp8: quantised while loading
+    quantize_lm_head: bool = False  # the head too, of a model that is FP8
+    kv_cache_dtype: KVCacheDtype = "auto"  # of this model's pool; auto: the model's dtype
     vocab_size: int = 0  # ids below this can be fed and emitted
     eos_token_ids: tuple[int, ...] = ()
 
@@ -134,6 +139,11 @@ class EngineConfig:
         _require(
             self.tensor_parallel_size >= 1,
             f"tensor_parallel_size must be at least 1, not {self.tensor_parallel_size}.",
+        )
+        fp8_cache = any(model.kv_cache_dtype == "fp8" for model in (self.model, self.draft) if model)
+        _require(
+            self.device != "cpu" or not fp8_cache,
+            "kv_cache_dtype='fp8' needs a GPU: attention on a CPU reads the model's own dtype. Leave it out.",
         )
 
     @property

@@ -117,7 +117,7 @@ def test_sliding_windows(tmp_path: Path, fields: dict[str, Any], windows: tuple[
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn' is not supported"),
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}, "'dynamic' is not supported"),
         ({"partial_rotary_factor": 0.5}, "part of each head"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantised .gptq."),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quant_method .gptq. is not supported. Supported are FP8"),
         ({"hidden_act": "gelu"}, "'gelu'"),
         ({"num_key_value_heads": 5}, "cannot be shared"),
         ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention"]}, "must name 16 layers"),

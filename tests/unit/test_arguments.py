@@ -181,7 +181,9 @@ def test_refusals(target: str, arguments: dict[str, Any], words: str) -> None:
     ("arguments", "words"),
     [
         ({"tensor_parallel_size": 4}, "this machine has 1 GPU."),
-        ({"quantization": "fp8"}, "no quantised kernels"),
+        ({"quantization": "awq"}, "expected one of fp8"),
+        ({"quantize_lm_head": True}, "is not FP8; add quantization='fp8'"),
+        ({"speculative_config": {"method": "ngram", "quantization": "fp8"}}, "belong to a draft model"),
         ({"speculative_config": {"method": "ngram", "draft_tensor_parallel_size": 2}}, "draft_tensor_parallel_size=2"),
     ],
 )

@@ -30,13 +30,8 @@ def check_machine(
         problems.append(
             "device='cuda': this machine has no GPU that PyTorch can use; leave device out to run on the CPU."
         )
-    if arguments.quantization is not None:
-        why = (
-            "FP8 and other quantised kernels need a GPU, and " + machine.gpus_in_words
-            if on_cpu
-            else ("this version has no quantised kernels")
-        )
-        problems.append(f"quantization={arguments.quantization!r} is not possible: {why}. Leave it out.")
+    if on_cpu:
+        _check_needs_no_gpu(arguments, speculative, machine, problems)
     sizes = {"tensor_parallel_size": arguments.tensor_parallel_size}
     if speculative is not None and speculative.draft_tensor_parallel_size is not None:
         sizes["draft_tensor_parallel_size"] = speculative.draft_tensor_parallel_size
@@ -44,6 +39,22 @@ def check_machine(
         if size > 1:
             why = machine.gpus_in_words if size > machine.num_gpus or on_cpu else "this version runs on one GPU"
             problems.append(f"{name}={size} is not possible: {why}. Set it to 1 or leave it out.")
+
+
+def _check_needs_no_gpu(
+    arguments: EngineArguments, speculative: SpeculativeArguments | None, machine: Machine, problems: list[str]
+) -> None:
+    """An FP8 checkpoint runs on a CPU, dequantised; to quantise one there would lose precision and gain nothing."""
+    asked = {
+        f"quantization={arguments.quantization!r}": arguments.quantization,
+        f"quantize_lm_head={arguments.quantize_lm_head}": arguments.quantize_lm_head,
+        f"kv_cache_dtype={arguments.kv_cache_dtype!r}": arguments.kv_cache_dtype != "auto",
+    }
+    if speculative is not None:
+        asked[f"speculative_config.quantization={speculative.quantization!r}"] = speculative.quantization
+        asked[f"speculative_config.quantize_lm_head={speculative.quantize_lm_head}"] = speculative.quantize_lm_head
+    why = f"FP8 kernels need a GPU, and {machine.gpus_in_words if not machine.num_gpus else 'device is cpu'}"
+    problems += [f"{argument} is not possible: {why}. Leave it out." for argument, wanted in asked.items() if wanted]
 
 
 def device_of(arguments: EngineArguments, machine: Machine) -> str:

@@ -25,7 +25,9 @@ class EngineArguments:
     tokenizer: str | None = None  # must be the model's own
     skip_tokenizer_init: bool = False  # prompts and outputs are token ids only
     dtype: DtypeName = "auto"
-    quantization: str | None = None
+    quantization: Literal["fp8"] | None = None
+    quantize_lm_head: bool = False
+    kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3"] = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     max_model_len: int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -47,6 +49,8 @@ class SpeculativeArguments:
     method: Literal["draft_model", "ngram"] | None = None
     model: str | None = None
     num_speculative_tokens: int = 5
+    quantization: Literal["fp8"] | None = None  # of the draft; its own checkpoint's if not given
+    quantize_lm_head: bool = False
     draft_tensor_parallel_size: int | None = None
     max_model_len: int | None = None
     prompt_lookup_max: int | None = None
@@ -60,6 +64,7 @@ LEGACY = {
     "speculative_model": "model",
     "num_speculative_tokens": "num_speculative_tokens",
     "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+    "speculative_model_quantization": "quantization",
     "speculative_max_model_len": "max_model_len",
     "ngram_prompt_lookup_max": "prompt_lookup_max",
     "ngram_prompt_lookup_min": "prompt_lookup_min",
@@ -124,6 +129,8 @@ def _check_method(read: SpeculativeArguments, problems: list[str]) -> None:
         problems.append("speculative_config method 'draft_model' needs a 'model': the draft's name or path.")
     if read.method == "ngram" and read.model is not None:
         problems.append(f"speculative_config method 'ngram' takes no model; leave out model='{read.model}'.")
+    if read.method == "ngram" and (read.quantization or read.quantize_lm_head):
+        problems.append("quantization and quantize_lm_head belong to a draft model; method 'ngram' has none.")
     if read.method == "draft_model" and (read.prompt_lookup_max or read.prompt_lookup_min):
         problems.append("prompt_lookup_max and prompt_lookup_min belong to method 'ngram', not to a draft model.")
     _check_synthetic(read, problems)

@@ -53,8 +53,7 @@ FOREIGN: dict[str, Foreign] = {
     "disable_mm_preprocessor_cache": Foreign((False,), _TEXT_ONLY),
     "pooler_config": Foreign((None,), _TEXT_ONLY),
     "override_pooler_config": Foreign((None,), _TEXT_ONLY),
-    "kv_cache_dtype": Foreign(("auto",), "the KV cache has the model's dtype."),
-    "calculate_kv_scales": Foreign((False,), "the KV cache has the model's dtype."),
+    "calculate_kv_scales": Foreign((False,), "an FP8 cache has the checkpoint's scales, or 1."),
     "swap_space": Foreign((0, 0.0, 4, 4.0), "a preempted sequence is computed again, not swapped out."),
     "cpu_offload_gb": Foreign((0, 0.0), _NO_OFFLOAD),
     "kv_offloading_size": Foreign((None,), _NO_OFFLOAD),
@@ -87,7 +86,6 @@ FOREIGN: dict[str, Foreign] = {
     "model_impl": Foreign(("auto",), "there is one implementation of each model."),
     "attention_backend": Foreign((None,), "there is one attention for each device."),
     "prefix_caching_hash_algo": Foreign(("sha256",), "the choice changes nothing here."),
-    "speculative_model_quantization": Foreign((None,), "this version has no quantised kernels."),
     "speculative_disable_by_batch_size": Foreign((None,), "K is not yet chosen by load."),
     "speculative_disable_mqa_scorer": Foreign((None, False), "there is one way to verify."),
     "speculative_lookahead_slots": Foreign((None, 0), "slots are reserved by the scheduler."),
@@ -98,7 +96,6 @@ FOREIGN: dict[str, Foreign] = {
 }
 
 FOREIGN_SPECULATIVE: dict[str, Foreign] = {
-    "quantization": Foreign((None,), "this version has no quantised kernels."),
     "revision": Foreign((None,), _ONE_REVISION),
     "code_revision": Foreign((None,), _ONE_REVISION),
     "enforce_eager": Foreign((None, False), "set enforce_eager for both models, outside speculative_config."),

@@ -23,6 +23,7 @@ from paceline.config import (
     EngineConfig,
     LoadFormat,
     ModelConfig,
+    Quantization,
     SchedulerConfig,
     SpeculativeConfig,
 )
@@ -158,13 +159,22 @@ def _configure(
     max_model_len = _max_model_len("max_model_len", arguments.max_model_len, target, limit, problems)
     load_format: LoadFormat = "dummy" if arguments.load_format == "dummy" else "auto"
 
-    def model(checkpoint: _Checkpoint, length: int) -> ModelConfig:
+    def model(
+        checkpoint: _Checkpoint, length: int, quantization: Quantization | None, quantize_lm_head: bool
+    ) -> ModelConfig:
+        if quantize_lm_head and quantization is None and checkpoint.architecture.quantization is None:
+            problems.append(
+                f"quantize_lm_head: '{checkpoint.name}' is not FP8; add quantization='fp8' or leave it out."
+            )
         return ModelConfig(
             path=checkpoint.path,
             name=checkpoint.name,
             dtype=dtype,
             max_model_len=length,
             load_format=load_format,
+            quantization=quantization,
+            quantize_lm_head=quantize_lm_head,
+            kv_cache_dtype="auto" if arguments.kv_cache_dtype == "auto" else "fp8",
             vocab_size=target.vocab_size,  # of the pair: a draft proposes nothing that the target cannot emit
             eos_token_ids=_eos_token_ids(target),
         )
@@ -174,9 +184,11 @@ def _configure(
         if draft is not None and speculative is not None:
             wanted = speculative.max_model_len
             length = _max_model_len("speculative_config.max_model_len", wanted, draft, max_model_len, problems)
-            draft_config = model(draft, min(length, max_model_len))
+            draft_config = model(
+                draft, min(length, max_model_len), speculative.quantization, speculative.quantize_lm_head
+            )
         return EngineConfig(
-            model=model(target, max_model_len),
+            model=model(target, max_model_len, arguments.quantization, arguments.quantize_lm_head),
             speculative=_speculative(speculative, draft_config) if speculative else None,
             cache=_cache(arguments),
             scheduler=_scheduler(arguments, device),

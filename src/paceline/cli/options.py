@@ -47,7 +47,15 @@ def _engine_options(
     device: Annotated[str | None, _option("auto, cpu or cuda. Default auto.")] = None,
     tensor_parallel_size: Annotated[int | None, _option("GPUs that share the model.")] = None,
     gpu_memory_utilization: Annotated[float | None, _option("Share of a GPU's memory to use. Default 0.9.")] = None,
-    quantization: Annotated[str | None, _option("As in vLLM.")] = None,
+    quantization: Annotated[
+        str | None, _option("fp8: quantise a BF16 model's linears while loading. An FP8 checkpoint needs no option.")
+    ] = None,
+    quantize_lm_head: Annotated[
+        bool, _option("The output head in FP8 as well, of an FP8 model.", name="--quantize-lm-head")
+    ] = False,
+    kv_cache_dtype: Annotated[
+        str | None, _option("auto (the model's dtype) or fp8, which halves the KV cache.")
+    ] = None,
     enforce_eager: Annotated[bool, _option("Do without captured graphs.", name="--enforce-eager")] = False,
     load_format: Annotated[str | None, _option("auto, or dummy for random weights.", hidden=True)] = None,
     seed: Annotated[int | None, _option("Seeds of requests that bring none are drawn from this.")] = None,

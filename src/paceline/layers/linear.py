@@ -1,7 +1,10 @@
-"""y = x·Wᵀ + b.
+"""y = x·Wᵀ + b, the weight in the model's dtype or in FP8.
 
 Contract
 - `weight` is [n, k] as in the checkpoint until `pack`; afterwards the layer owns its own form of it.
+- An FP8 weight (float8_e4m3fn) comes with `weight_scale` [n] float32: row i stands for weight[i] * weight_scale[i].
+  Its product takes rows that are quantised already (by the kernel that made them), or quantises what it is given, one
+  scale a token.
 - On a CPU a row of the result has the same bits however many rows are computed with it, so that verifying K+1 tokens
   gives exactly the logits of K+1 single steps. oneDNN's packed product has this property, and is the fastest one at
   every number of rows; the product behind `F.linear` (a BLAS call) has neither: on an AVX2 CPU it took three times as
@@ -19,32 +22,67 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.kernels.fp8 import QuantizedRows, quantize_rows
+from paceline.kernels.fp8_linear import fp8_linear
+
 _EXPECTED_ROWS = 8  # the packed layout is chosen for this many; others work with it at no visible cost
 
 
 class Linear:
-    __slots__ = ("_packed", "bias", "weight")
+    __slots__ = ("_packed", "bias", "out_dtype", "weight", "weight_scale")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = weight  # [n, k]; empty after pack()
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        weight_scale: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.weight = weight  # [n, k]; empty after pack() where there is a packed form
         self.bias = bias  # [n]
+        self.weight_scale = weight_scale  # [n] float32 of an FP8 weight
+        self.out_dtype = out_dtype or weight.dtype  # of an FP8 product; others have their input's
         self._packed: Tensor | None = None
 
     def pack(self) -> None:
         """Give the weight its fastest form, once it is loaded. The original is dropped (a tied embedding keeps it)."""
-        self._packed = _packed(self.weight)
+        self._packed = None if self.is_fp8 else _packed(self.weight)
         if self._packed is not None:
             self.weight = self.weight.new_empty(0)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [M, k] -> [M, n]"""
+    def __call__(self, x: Tensor | QuantizedRows) -> Tensor:
+        """x [M, k] -> [M, n]. Only an FP8 linear takes QuantizedRows."""
+        if self.weight_scale is not None:
+            rows = x if isinstance(x, QuantizedRows) else quantize_rows(x)
+            return fp8_linear(rows, self.weight, self.weight_scale, self.bias, self.out_dtype)
+        if isinstance(x, QuantizedRows):
+            raise TypeError("this linear's weight is not FP8; give it rows in the model's dtype")
         if self._packed is None:
             return functional.linear(x, self.weight, self.bias)
         return _packed_product(x, self._packed, self.bias)
 
     @property
+    def num_bytes(self) -> int:
+        """Of weight, scales and bias, in the form they have now."""
+        tensors = (self.weight, self._packed, self.weight_scale, self.bias)
+        return sum(_num_bytes(tensor) for tensor in tensors if tensor is not None)
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.weight_scale is not None
+
+    @property
     def is_packed(self) -> bool:
         return self._packed is not None
+
+
+def has_fp8_products(device: torch.device) -> bool:
+    """Whether the device multiplies E4M3 itself: NVIDIA's from Ada and Hopper on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()  # a packed tensor is opaque: it has no nbytes of its own
 
 
 def _packed(weight: Tensor) -> Tensor | None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.errors import UnsupportedModelError
 from paceline.layers.rope import Rope
+from paceline.models.quantization import CheckpointQuantization, read_quantization
 from paceline.models.support import refuse_unsupported
 
 Config = dict[str, Any]
@@ -48,6 +49,7 @@ class Architecture:
     sliding_windows: tuple[int | None, ...]  # [num_layers]: a token sees that many positions, itself included
     dtype: str | None  # of the checkpoint, if it says
     eos_token_ids: tuple[int, ...]
+    quantization: CheckpointQuantization | None = None  # how the checkpoint's linears are stored
 
     @property
     def q_size(self) -> int:
@@ -97,6 +99,7 @@ def _parse(config: Config, family: str, path: Path) -> Architecture:
         sliding_windows=_sliding_windows(config, family, num_layers, path),
         dtype=_dtype(config),
         eos_token_ids=_eos_token_ids(config, path),
+        quantization=read_quantization(config, path),
     )
 
 

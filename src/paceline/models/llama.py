@@ -1,8 +1,9 @@
 """The decoder of every supported family: embed, N times (attention, MLP), norm, head.
 
 Contract
-- `LlamaModel(architecture, dtype, device, ...)` allocates; `checkpoint_views()` maps each name of the checkpoint to
+- `LlamaModel(architecture, dtype, device, ...)` allocates; `checkpoint_parts()` maps each name of the checkpoint to
   the part of a parameter it belongs to, so that the loader copies straight into fused parameters.
+- `formats` says which linears are FP8; embeddings, norms, biases and activations between layers have `dtype`.
 - `forward` stores the keys and values of T tokens in the layers of the pool and returns the final hidden states
   [T, hidden], normed; `logits` turns chosen ones into float32 logits.
 
@@ -15,33 +16,45 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.kernels.fp8 import quantize_weight
 from paceline.layers.attention import AttentionPlan, attend, store
 from paceline.layers.linear import Linear
 from paceline.layers.norm import RMSNorm
 from paceline.layers.rotary import rotary_table, rotate_
 from paceline.models.architecture import Architecture
+from paceline.models.loader import FP8, Part
+from paceline.models.quantization import HEAD, LinearFormats
 
 
 class Parameters:
-    """Makes uninitialised parameters of one dtype on one device."""
+    """Makes uninitialised parameters on one device, of one dtype or in FP8."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, formats: LinearFormats) -> None:
         self.dtype = dtype
         self.device = device
+        self.formats = formats
 
     def tensor(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def linear(self, outputs: int, inputs: int, *, bias: bool) -> Linear:
-        return Linear(self.tensor(outputs, inputs), self.tensor(outputs) if bias else None)
+    def linear(self, outputs: int, inputs: int, *modules: str, bias: bool = False) -> Linear:
+        """A linear fused of these modules of the checkpoint."""
+        own_bias = self.tensor(outputs) if bias else None
+        if not self.formats.is_fp8(*modules):
+            return Linear(self.tensor(outputs, inputs), own_bias)
+        weight = torch.empty((outputs, inputs), dtype=FP8, device=self.device)
+        scale = torch.empty(outputs, dtype=torch.float32, device=self.device)
+        return Linear(weight, own_bias, scale, self.dtype)
 
 
 class Attention:
     def __init__(self, index: int, arch: Architecture, make: Parameters) -> None:
         self.arch = arch
         self.window = arch.sliding_windows[index]
-        self.qkv = make.linear(arch.q_size + 2 * arch.kv_size, arch.hidden_size, bias=arch.qkv_bias)
-        self.o = make.linear(arch.hidden_size, arch.q_size, bias=arch.o_bias)
+        name = f"model.layers.{index}.self_attn"
+        fused = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
+        self.qkv = make.linear(arch.q_size + 2 * arch.kv_size, arch.hidden_size, *fused, bias=arch.qkv_bias)
+        self.o = make.linear(arch.hidden_size, arch.q_size, f"{name}.o_proj", bias=arch.o_bias)
         self.q_norm = RMSNorm(make.tensor(arch.head_dim), arch.rms_norm_eps) if arch.qk_norm else None
         self.k_norm = RMSNorm(make.tensor(arch.head_dim), arch.rms_norm_eps) if arch.qk_norm else None
 
@@ -62,26 +75,28 @@ class Attention:
         q.copy_(self.q_norm(q))
         k.copy_(self.k_norm(k))
 
-    def checkpoint_views(self) -> dict[str, Tensor]:
+    def checkpoint_parts(self) -> dict[str, Part]:
         q, kv = self.arch.q_size, self.arch.kv_size
-        views = _split(self.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv}) | _split(self.o, {"o_proj": -1})
+        parts = _split(self.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv}) | _split(self.o, {"o_proj": -1})
         if self.q_norm is not None and self.k_norm is not None:
-            views |= {"q_norm.weight": self.q_norm.weight, "k_norm.weight": self.k_norm.weight}
-        return views
+            parts |= {"q_norm.weight": Part(self.q_norm.weight), "k_norm.weight": Part(self.k_norm.weight)}
+        return parts
 
 
 class MLP:
-    def __init__(self, arch: Architecture, make: Parameters) -> None:
+    def __init__(self, index: int, arch: Architecture, make: Parameters) -> None:
         self.size = arch.intermediate_size
-        self.gate_up = make.linear(2 * self.size, arch.hidden_size, bias=arch.mlp_bias)
-        self.down = make.linear(arch.hidden_size, self.size, bias=arch.mlp_bias)
+        name = f"model.layers.{index}.mlp"
+        fused = (f"{name}.gate_proj", f"{name}.up_proj")
+        self.gate_up = make.linear(2 * self.size, arch.hidden_size, *fused, bias=arch.mlp_bias)
+        self.down = make.linear(arch.hidden_size, self.size, f"{name}.down_proj", bias=arch.mlp_bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         gate_up = self.gate_up(x)
         gate, up = gate_up[:, : self.size], gate_up[:, self.size :]
         return self.down(functional.silu(gate).mul_(up))
 
-    def checkpoint_views(self) -> dict[str, Tensor]:
+    def checkpoint_parts(self) -> dict[str, Part]:
         return _split(self.gate_up, {"gate_proj": self.size, "up_proj": self.size}) | _split(
             self.down, {"down_proj": -1}
         )
@@ -90,9 +105,18 @@ class MLP:
 class DecoderLayer:
     def __init__(self, index: int, arch: Architecture, make: Parameters) -> None:
         self.attention = Attention(index, arch, make)
-        self.mlp = MLP(arch, make)
+        self.mlp = MLP(index, arch, make)
         self.input_norm = RMSNorm(make.tensor(arch.hidden_size), arch.rms_norm_eps)
         self.post_norm = RMSNorm(make.tensor(arch.hidden_size), arch.rms_norm_eps)
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.attention.qkv, self.attention.o, self.mlp.gate_up, self.mlp.down)
+
+    @property
+    def norms(self) -> tuple[RMSNorm, ...]:
+        heads = (norm for norm in (self.attention.q_norm, self.attention.k_norm) if norm is not None)
+        return (self.input_norm, self.post_norm, *heads)
 
     def forward_(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, plan: AttentionPlan, kv: Tensor
@@ -101,24 +125,34 @@ class DecoderLayer:
         hidden.add_(self.attention(self.input_norm(hidden), cos, sin, slots, plan, kv))
         hidden.add_(self.mlp(self.post_norm(hidden)))
 
-    def checkpoint_views(self) -> dict[str, Tensor]:
+    def checkpoint_parts(self) -> dict[str, Part]:
         return {
-            **{f"self_attn.{name}": view for name, view in self.attention.checkpoint_views().items()},
-            **{f"mlp.{name}": view for name, view in self.mlp.checkpoint_views().items()},
-            "input_layernorm.weight": self.input_norm.weight,
-            "post_attention_layernorm.weight": self.post_norm.weight,
+            **{f"self_attn.{name}": part for name, part in self.attention.checkpoint_parts().items()},
+            **{f"mlp.{name}": part for name, part in self.mlp.checkpoint_parts().items()},
+            "input_layernorm.weight": Part(self.input_norm.weight),
+            "post_attention_layernorm.weight": Part(self.post_norm.weight),
         }
 
 
 class LlamaModel:
-    def __init__(self, arch: Architecture, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:
-        make = Parameters(dtype, device)
+    def __init__(
+        self,
+        arch: Architecture,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_positions: int,
+        formats: LinearFormats | None = None,
+    ) -> None:
+        make = Parameters(dtype, device, formats or LinearFormats())
         self.arch = arch
         self.embedding = make.tensor(arch.vocab_size, arch.hidden_size)
         self.layers = [DecoderLayer(index, arch, make) for index in range(arch.num_layers)]
         self.norm = RMSNorm(make.tensor(arch.hidden_size), arch.rms_norm_eps)
-        self.head = Linear(self.embedding if arch.tied_embeddings else make.tensor(arch.vocab_size, arch.hidden_size))
+        # A tied FP8 head is a copy of its own, made by pack(): the embedding keeps its dtype.
+        tied = arch.tied_embeddings and not make.formats.head
+        self.head = Linear(self.embedding) if tied else make.linear(arch.vocab_size, arch.hidden_size, HEAD)
         self.rotary = rotary_table(arch.rope, arch.head_dim, max_positions).to(device, dtype)
+        self.kv_scales = torch.ones(arch.num_layers, 2)  # [layers, (key, value)]: what one unit of an FP8 cache means
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, plan: AttentionPlan, kv_layers: list[Tensor]
@@ -137,28 +171,50 @@ class LlamaModel:
 
     def pack(self) -> None:
         """Bring every linear into its fastest form; called once, after loading, one weight at a time."""
+        if self.arch.tied_embeddings and self.head.weight_scale is not None:
+            quantized, scales = quantize_weight(self.embedding)
+            self.head.weight.copy_(quantized)
+            self.head.weight_scale.copy_(scales)
         for layer in self.layers:
-            for linear in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down):
+            for linear in layer.linears:
                 linear.pack()
         self.head.pack()
 
-    def checkpoint_views(self) -> dict[str, Tensor]:
+    @property
+    def num_bytes(self) -> int:
+        """Of all parameters in the form they have now; what is shared (a tied head) counts once."""
+        linears = [linear for layer in self.layers for linear in layer.linears]
+        norms = [norm.weight for layer in self.layers for norm in layer.norms]
+        head = 0 if self.head.weight is self.embedding else self.head.num_bytes
+        return (
+            self.embedding.nbytes
+            + head
+            + sum(linear.num_bytes for linear in linears)
+            + sum(weight.nbytes for weight in [*norms, self.norm.weight])
+        )
+
+    def checkpoint_parts(self) -> dict[str, Part]:
         """Valid until `pack`. Every tensor name of the checkpoint, with the memory it is loaded into."""
-        views = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm.weight}
+        parts = {"model.embed_tokens.weight": Part(self.embedding), "model.norm.weight": Part(self.norm.weight)}
         if not self.arch.tied_embeddings:
-            views["lm_head.weight"] = self.head.weight
+            parts[f"{HEAD}.weight"] = Part(self.head.weight, self.head.weight_scale)
         for index, layer in enumerate(self.layers):
-            views |= {f"model.layers.{index}.{name}": view for name, view in layer.checkpoint_views().items()}
-        return views
+            prefix = f"model.layers.{index}"
+            parts |= {f"{prefix}.{name}": part for name, part in layer.checkpoint_parts().items()}
+            for column, name in enumerate(("k_scale", "v_scale")):
+                scale = self.kv_scales[index, column : column + 1]
+                parts[f"{prefix}.self_attn.{name}"] = Part(scale, optional=True)
+        return parts
 
 
-def _split(linear: Linear, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _split(linear: Linear, sizes: dict[str, int]) -> dict[str, Part]:
     """The rows of a fused projection by the names they have in the checkpoint; -1: all of them."""
-    views, start = {}, 0
+    parts, start = {}, 0
     for name, size in sizes.items():
         end = linear.weight.shape[0] if size < 0 else start + size
-        views[f"{name}.weight"] = linear.weight[start:end]
+        scale = linear.weight_scale[start:end] if linear.weight_scale is not None else None
+        parts[f"{name}.weight"] = Part(linear.weight[start:end], scale)
         if linear.bias is not None:
-            views[f"{name}.bias"] = linear.bias[start:end]
+            parts[f"{name}.bias"] = Part(linear.bias[start:end])
         start = end
-    return views
+    return parts

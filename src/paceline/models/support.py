@@ -1,7 +1,7 @@
 """Which checkpoints can be served, and the reason each other kind is refused. Imports no torch.
 
 The reasons are kept apart because a user does different things about them: a recurrent model can never
-be a target of speculation, a quantised or pickled one only needs another file.
+be a target of speculation, a pickled one only needs another file. Quantised ones: see quantization.py.
 """
 
 from __future__ import annotations
@@ -53,11 +53,6 @@ def refuse_unsupported(config: dict[str, Any], path: Path) -> str:
         raise UnsupportedModelError(f"{where} is a mixture of experts, which is not supported yet.")
     if name not in SUPPORTED:
         raise UnsupportedModelError(f"{where} is not supported; supported are: {_SUPPORTED_TEXT}.")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown method")
-        raise UnsupportedModelError(
-            f"{path} is quantised ({method}), which cannot be loaded yet; use the checkpoint in bfloat16 or float16."
-        )
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
         raise UnsupportedModelError(f"{where} uses the activation '{activation}'; only 'silu' is supported.")

@@ -1,7 +1,9 @@
 """KVPool: the paged key-value cache of one model.
 
 One tensor per layer, [num_blocks, block_size, 2, num_kv_heads, head_dim]: key and value of a token lie side by
-side, as they leave the fused projection, so that a step writes both with one indexed copy.
+side, as they leave the fused projection, so that a step writes both with one indexed copy. An FP8 pool (E4M3) holds
+key / k_scale and value / v_scale; the scales are the model's (`LlamaModel.kv_scales`, 1 unless the checkpoint has its
+own).
 
 Ownership: the block manager gives blocks to sequences; the pool knows only slots (block * block_size + offset).
 Block 0 is the null block: padding is written there and nothing is ever read from it. Stale entries may be read
@@ -51,4 +53,5 @@ class KVPool:
     def zero_slots(self, slots: Tensor) -> None:
         """Zero these slots in every layer."""
         for layer in self.layers:
-            layer.view(-1, *layer.shape[2:]).index_fill_(0, slots, 0.0)
+            bits = layer.view(torch.uint8) if layer.element_size() == 1 else layer  # FP8 has no index_fill_ of its own
+            bits.view(-1, *bits.shape[2:]).index_fill_(0, slots, 0)

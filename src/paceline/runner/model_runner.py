@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from paceline.config import ModelConfig
+from paceline.layers.linear import has_fp8_products
 from paceline.models.architecture import Architecture, read_architecture
 from paceline.models.llama import LlamaModel
-from paceline.models.loader import fill_dummy, load_weights
+from paceline.models.loader import FP8, fill_dummy, load_weights
+from paceline.models.quantization import LinearFormats, choose_formats
 from paceline.runner.attention_plan import plan_attention
 from paceline.runner.forward_batch import ForwardBatch
 from paceline.runner.kv_pool import KVPool, bytes_per_block
@@ -32,12 +34,16 @@ class ForwardOutput:
 
 
 class ModelRunner:
-    def __init__(self, model: LlamaModel, weight_bytes: int) -> None:
+    def __init__(
+        self, model: LlamaModel, formats: LinearFormats, weight_bytes: int, kv_dtype: torch.dtype | None = None
+    ) -> None:
         self.model = model
+        self.formats = formats
         self.weight_bytes = weight_bytes
         self.architecture: Architecture = model.arch
         self.dtype = model.embedding.dtype
         self.device = model.embedding.device
+        self.kv_dtype = kv_dtype or self.dtype
         self._pool: KVPool | None = None
 
     @classmethod
@@ -45,24 +51,30 @@ class ModelRunner:
     def load(cls, config: ModelConfig, device: torch.device | str = "cpu", *, seed: int = 0) -> ModelRunner:
         """Read `config.path`; load_format 'dummy' needs only its config.json and fills from `seed`."""
         architecture = read_architecture(config.path)
+        device = torch.device(device)
         dtype: torch.dtype = getattr(torch, config.dtype)
-        model = LlamaModel(architecture, dtype, torch.device(device), config.max_model_len)
-        views = model.checkpoint_views()
-        weight_bytes = sum(view.nbytes for view in views.values())
+        before = _allocated_bytes(device)
+        formats = choose_formats(
+            architecture.quantization,
+            quantize=config.quantization == "fp8",
+            quantize_lm_head=config.quantize_lm_head,
+            tied_embeddings=architecture.tied_embeddings,
+            has_fp8_products=has_fp8_products(device),
+        )
+        model = LlamaModel(architecture, dtype, device, config.max_model_len, formats)
         if config.load_format == "dummy":
-            fill_dummy(views, seed)
+            fill_dummy(model.checkpoint_parts(), seed)
         else:
-            load_weights(views, config.path, tied_embeddings=architecture.tied_embeddings)
+            load_weights(model.checkpoint_parts(), config.path, tied_embeddings=architecture.tied_embeddings)
         model.pack()
-        if architecture.tied_embeddings and model.head.is_packed:
-            weight_bytes += model.embedding.nbytes  # the head has a packed copy of its own
-        return cls(model, weight_bytes)
+        weight_bytes = model.num_bytes if device.type == "cpu" else _allocated_bytes(device) - before
+        return cls(model, formats, weight_bytes, FP8 if config.kv_cache_dtype == "fp8" else None)
 
     def bytes_per_block(self, block_size: int) -> int:
-        return bytes_per_block(self.architecture, self.dtype, block_size)
+        return bytes_per_block(self.architecture, self.kv_dtype, block_size)
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        self._pool = KVPool(self.architecture, self.dtype, self.device, num_blocks, block_size)
+        self._pool = KVPool(self.architecture, self.kv_dtype, self.device, num_blocks, block_size)
 
     @property
     def pool(self) -> KVPool:
@@ -82,6 +94,10 @@ class ModelRunner:
     def zero_slots(self, slots: Tensor) -> None:
         """Zero the cache at `slots` in every layer, after a row failed: stale NaN would pass through masks."""
         self.pool.zero_slots(slots)
+
+
+def _allocated_bytes(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def _finite_rows(hidden: Tensor, query_lens: list[int]) -> Tensor:

@@ -30,7 +30,7 @@ class InProcessExecutor:
         return self._worker.can_run_ahead()
 
     def describe(self) -> dict[str, str]:
-        return self._worker.memory.describe()
+        return self._worker.describe()
 
     def check_health(self) -> None:
         """A worker in this thread is as healthy as its caller."""

@@ -16,7 +16,8 @@ from paceline.runner.model_runner import ModelRunner
 from paceline.speculative.acceptance import make_acceptance
 from paceline.speculative.decoder import SpeculativeDecoder
 from paceline.speculative.proposers import DraftModelProposer, NgramProposer, NoProposer, Proposer
-from paceline.worker.memory_plan import MemoryPlan, plan_memory
+from paceline.worker.memory_plan import DeviceMemory, MemoryPlan, plan_memory
+from paceline.worker.profile import MIN_BLOCKS, activation_bytes, largest_steps
 
 
 class CapturedSteps(Protocol):
@@ -35,9 +36,6 @@ class Worker:
         self._device = torch.device(config.device)
         self.target = ModelRunner.load(config.model, self._device)
         self.draft = ModelRunner.load(config.draft, self._device) if config.draft else None
-        self.memory = self._plan_memory()
-        for runner in filter(None, (self.target, self.draft)):
-            runner.allocate_kv(self.memory.num_blocks, config.cache.block_size)
         self.decoder = SpeculativeDecoder(
             self.target,
             self._proposer(),
@@ -45,6 +43,8 @@ class Worker:
             vocab_size=self._vocab_size(),
             acceptance=make_acceptance(config.speculative),
         )
+        self.memory = self._plan_memory()
+        self._allocate_pools(self.memory.num_blocks)
 
         self.captured: CapturedSteps | None = None
         self._done: StepResult | None = None  # of an eager step, which is over when it is submitted
@@ -68,6 +68,20 @@ class Worker:
         """Only behind a captured step: what the next one must know of it stays on the device."""
         return self._done is None and self.captured is not None and self.captured.num_under_way == 1
 
+    def describe(self) -> dict[str, str]:
+        """What was decided while loading, for the table printed at start."""
+        table = {}
+        for name, runner in (("target", self.target), ("draft", self.draft)):
+            if runner is not None and runner.formats.words:
+                table[f"{name} quantization"] = runner.formats.words
+        if self.target.kv_dtype != self.target.dtype:
+            table["KV cache dtype"] = str(self.target.kv_dtype).removeprefix("torch.")
+        return table | self.memory.describe()
+
+    def _allocate_pools(self, num_blocks: int) -> None:
+        for runner in filter(None, (self.target, self.draft)):
+            runner.allocate_kv(num_blocks, self._config.cache.block_size)
+
     def _plan_memory(self) -> MemoryPlan:
         block_size = self._config.cache.block_size
         return plan_memory(
@@ -76,14 +90,16 @@ class Worker:
             draft_weight_bytes=self.draft.weight_bytes if self.draft else 0,
             target_bytes_per_block=self.target.bytes_per_block(block_size),
             draft_bytes_per_block=self.draft.bytes_per_block(block_size) if self.draft else 0,
-            free_bytes=self._free_bytes(),
+            memory=self._device_memory(),
         )
 
-    def _free_bytes(self) -> int:
+    def _device_memory(self) -> DeviceMemory:
         if self._device.type == "cpu":
-            return int(psutil.virtual_memory().available)
-        free, total = torch.cuda.mem_get_info(self._device)
-        return int(free - (1.0 - self._config.cache.memory_utilization) * total)
+            return DeviceMemory(free_bytes=int(psutil.virtual_memory().available))
+        self._allocate_pools(MIN_BLOCKS)
+        peak = activation_bytes(self.execute, largest_steps(self._config), self._device)
+        free, total = torch.cuda.mem_get_info(self._device)  # the context has grown by the kernels that were loaded
+        return DeviceMemory(free_bytes=free, total_bytes=total, activation_bytes=peak)
 
     def _vocab_size(self) -> int:
         """Ids both models have; the configuration's, where the tokenizer has set it lower."""
