@@ -43,7 +43,7 @@ def test_p35_the_largest_steps_fill_what_a_step_may_take(tmp_path: Path, with_dr
     for runner in filter(None, (worker.target, worker.draft)):
         runner.allocate_kv(MIN_BLOCKS, 4)
     for plan in (prefill, decode):
-        result = worker.execute(plan)
+        result = worker.decoder.run(plan)
         assert [row.error for row in result.rows] == [None] * len(plan.rows)
     assert all(row.num_drafted == 3 * with_draft for row in result.rows)
 

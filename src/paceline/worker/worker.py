@@ -97,7 +97,7 @@ class Worker:
         if self._device.type == "cpu":
             return DeviceMemory(free_bytes=int(psutil.virtual_memory().available))
         self._allocate_pools(MIN_BLOCKS)
-        peak = activation_bytes(self.execute, largest_steps(self._config), self._device)
+        peak = activation_bytes(self.decoder.run, largest_steps(self._config), self._device)
         free, total = torch.cuda.mem_get_info(self._device)  # the context has grown by the kernels that were loaded
         return DeviceMemory(free_bytes=free, total_bytes=total, activation_bytes=peak)
 
