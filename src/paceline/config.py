@@ -133,6 +133,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     device: Literal["cpu", "cuda"] = "cpu"
     enforce_eager: bool = False
+    max_logprobs: int = 20  # alternatives a token that a request may ask for; -1: as many as there are tokens
     seed: int = 0  # seeds of requests that bring none are drawn from this
 
     def __post_init__(self) -> None:
@@ -145,6 +146,7 @@ class EngineConfig:
             self.device != "cpu" or not fp8_cache,
             "kv_cache_dtype='fp8' needs a GPU: attention on a CPU reads the model's own dtype. Leave it out.",
         )
+        _require(self.max_logprobs >= -1, f"max_logprobs must be at least 0, or -1 for any, not {self.max_logprobs}.")
 
     @property
     def num_speculative_tokens(self) -> int:

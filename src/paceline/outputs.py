@@ -64,6 +64,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # None for the first token: nothing is before it
 
     @property
     def num_cached_tokens(self) -> int:
@@ -91,6 +92,7 @@ class OutputBuilder:
             outputs=[_empty(index, with_logprobs) for index in range(params.n)],
             finished=False,
             metrics=RequestMetrics(arrival_time=clock()),
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
 
     def add(self, delta: SequenceDelta) -> None:
@@ -98,6 +100,7 @@ class OutputBuilder:
         answer.token_ids += delta.token_ids
         answer.text += delta.text
         self._add_logprobs(answer, delta)
+        self._add_prompt_logprobs(delta)
         metrics.num_cached_tokens = max(metrics.num_cached_tokens, delta.num_cached_tokens)
         if delta.token_ids and metrics.first_token_time is None:
             metrics.first_token_time = self._clock()
@@ -110,6 +113,15 @@ class OutputBuilder:
         for token_id, entry in zip(delta.token_ids, delta.logprobs, strict=True):
             answer.logprobs.append(logprobs_by_id(token_id, entry, self._decoded))
             answer.cumulative_logprob = (answer.cumulative_logprob or 0.0) + entry.logprob
+
+    def _add_prompt_logprobs(self, delta: SequenceDelta) -> None:
+        if delta.prompt_logprobs is None or self.output.prompt_logprobs is None:
+            return
+        tokens = self.output.prompt_token_ids[1:]
+        self.output.prompt_logprobs += [
+            logprobs_by_id(token_id, entry, self._decoded)
+            for token_id, entry in zip(tokens, delta.prompt_logprobs, strict=True)
+        ]
 
     def _decoded(self, token_id: int) -> str | None:
         return self._tokenizer.decode([token_id], skip_special_tokens=False) if self._tokenizer else None

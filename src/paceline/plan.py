@@ -75,6 +75,8 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_draft_tokens    K of this row: tokens to propose behind the last committed one
     emits               the chunk reaches the last committed token, so at least one token comes out
     num_output_tokens   tokens emitted before this step (min_tokens counts from there)
+    scored_token_ids    prompt tokens behind the first len(scored_token_ids) of token_ids: their log-probabilities
+                        are wanted
     history             all committed tokens; only where something reads them: a proposer of text (n-gram), or
                         sampling parameters with `needs_history`
     source              None, or the row follows a step whose result is not known yet, and this is its place there:
@@ -92,6 +94,7 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_draft_tokens: int = 0
     emits: bool = True
     num_output_tokens: int = 0
+    scored_token_ids: list[int] = []
     history: list[int] | None = None
     source: int | None = None
     sampling: SamplingPlan = SamplingPlan()
@@ -119,10 +122,10 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities at one emitted position, before temperature and every restriction."""
+    """Log-probabilities at one position, before temperature and every restriction."""
 
-    logprob: float  # of the emitted token
-    rank: int  # 1: the emitted token was the likeliest
+    logprob: float  # of the token that stands there
+    rank: int  # 1: it was the likeliest
     top_ids: list[int]
     top_logprobs: list[float]
 
@@ -134,6 +137,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     num_accepted        0..num_drafted, never counts the recovered or bonus token
     num_drafted         drafts really proposed (a proposer may find fewer than the plan allows)
     logprobs            one entry a token of output_token_ids, if asked for
+    prompt_logprobs     one entry a token of the plan's scored_token_ids
     error               the row failed (NaN logits, nothing left to sample): its request ends with this
     draft_failed        the draft produced NaN for this row: its KV is void, the row goes on without drafts
     """
@@ -143,6 +147,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     num_accepted: int = 0
     num_drafted: int = 0
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] = []
     error: str | None = None
     draft_failed: bool = False
 

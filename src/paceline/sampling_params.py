@@ -12,17 +12,17 @@ from typing import Any
 
 from paceline.errors import InvalidRequestError, did_you_mean
 
-MAX_LOGPROBS = 20
-
 # Fields of vLLM's SamplingParams that this version refuses, with the value that means "not used".
 _NOT_YET: dict[str, tuple[Any, ...]] = {
-    "presence_penalty": (0, 0.0, None),
-    "frequency_penalty": (0, 0.0, None),
-    "repetition_penalty": (1, 1.0, None),
-    "bad_words": (None, []),
-    "prompt_logprobs": (None,),
     "structured_outputs": (None,),
-    "logits_processors": (None, []),
+}
+# Fields that will not come, with the reason.
+_NEVER: dict[str, tuple[tuple[Any, ...], str]] = {
+    "logits_processors": ((None, []), "code of the user inside the sampler is not supported"),
+    "truncate_prompt_tokens": ((None, -1), "prompts are never cut silently"),
+    "spaces_between_special_tokens": ((None, True), "text is what the tokenizer makes of the tokens"),
+    "flat_logprobs": ((None, False), "logprobs are one dict a token"),
+    "extra_args": ((None, {}), "there is nothing that would read them"),
 }
 _BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False),
@@ -63,7 +63,12 @@ class _Fields:
     ignore_eos: bool = False
     min_tokens: int = 0
     max_tokens: int | None = 16  # None: as many as max_model_len leaves room for
-    logprobs: int | None = None  # alternatives a token, 0..20; None: no logprobs
+    presence_penalty: float = 0.0  # over the output, drafts before a place included
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output; above 1 avoids what was said before
+    bad_words: list[str] = field(default_factory=list)  # texts that the answer must not contain
+    logprobs: int | None = None  # alternatives a token, 0 .. the engine's max_logprobs; -1: all; None: no logprobs
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: list[int] | None = None
     detokenize: bool = True
@@ -105,11 +110,18 @@ def _refuse_unknown(name: str, value: object, known: set[str]) -> None:
             "Use n with temperature > 0 for several answers.",
             name,
         )
+    if name in _NEVER:
+        neutral, reason = _NEVER[name]
+        if _is_one_of(value, neutral):
+            return
+        raise _refuse(f"{name}={value!r} is not supported: {reason}; leave it out.", name)
     if name in _NOT_YET:
         if _is_one_of(value, _NOT_YET[name]):
             return
         raise _refuse(f"{name} is not supported yet; leave it out.", name)
-    raise _refuse(f"Unknown sampling parameter '{name}'.{did_you_mean(name, known | set(_NOT_YET))}", name)
+    raise _refuse(
+        f"Unknown sampling parameter '{name}'.{did_you_mean(name, known | set(_NOT_YET) | set(_NEVER))}", name
+    )
 
 
 def _is_one_of(value: object, neutral: tuple[Any, ...]) -> bool:
@@ -117,9 +129,14 @@ def _is_one_of(value: object, neutral: tuple[Any, ...]) -> bool:
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral)
 
 
+_NONE_MEANS_DEFAULT = (
+    "stop", "stop_token_ids", "logit_bias", "bad_words", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+
+
 def _normalise(fields: dict[str, Any]) -> None:
     """Bring the spellings that vLLM and OpenAI allow to one form."""
-    for name in ("stop", "stop_token_ids", "logit_bias"):
+    for name in _NONE_MEANS_DEFAULT:
         if name in fields and fields[name] is None:
             del fields[name]
     if isinstance(fields.get("stop"), str):
@@ -167,10 +184,23 @@ def _validate(p: _Fields) -> None:
         p.max_tokens is None or p.min_tokens <= p.max_tokens,
         "min_tokens", f"at most max_tokens ({p.max_tokens})", p.min_tokens,
     )  # fmt: skip
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(p, name)
+        _check(_is_number(value) and -2.0 <= value <= 2.0, name, "a number between -2 and 2", value)
     _check(
-        p.logprobs is None or (_is_int(p.logprobs) and 0 <= p.logprobs <= MAX_LOGPROBS),
-        "logprobs", f"an integer between 0 and {MAX_LOGPROBS}", p.logprobs,
+        _is_number(p.repetition_penalty) and 1e-3 <= p.repetition_penalty <= 1e3,
+        "repetition_penalty", "a number between 0.001 and 1000", p.repetition_penalty,
     )  # fmt: skip
+    _check(
+        isinstance(p.bad_words, list) and all(isinstance(word, str) and word.strip() for word in p.bad_words),
+        "bad_words", "a list of texts that are more than spaces", p.bad_words,
+    )  # fmt: skip
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(p, name)
+        _check(
+            value is None or (_is_int(value) and value >= -1),
+            name, "an integer of at least 0, or -1 for the whole vocabulary", value,
+        )  # fmt: skip
     _check(
         isinstance(p.logit_bias, dict) and all(k >= 0 and -100 <= v <= 100 for k, v in p.logit_bias.items()),
         "logit_bias", "a map of token ids to numbers between -100 and 100", p.logit_bias,
@@ -184,3 +214,16 @@ def _validate(p: _Fields) -> None:
         ),
         "allowed_token_ids", "a non-empty list of token ids", p.allowed_token_ids,
     )  # fmt: skip
+
+
+def check_num_logprobs(params: SamplingParams, limit: int) -> None:
+    """Refuse more alternatives a token than the engine's max_logprobs (-1: any number)."""
+    for name in ("logprobs", "prompt_logprobs"):
+        value = getattr(params, name)
+        if value is not None and limit != -1 and not 0 <= value <= limit:
+            what = "the whole vocabulary" if value == -1 else f"{value} alternatives a token"
+            raise _refuse(
+                f"{name} must be between 0 and {limit}, not {value}: {what} is more than this engine's "
+                "max_logprobs allows.",
+                name,
+            )

@@ -35,6 +35,7 @@ class SpeculationCounts(msgspec.Struct):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = []
+    synthetic: bool = False  # drafts were kept at given rates: the text is not the target's
 
     def record(self, num_drafted: int, num_accepted: int) -> None:
         if num_drafted == 0:
@@ -48,6 +49,7 @@ class SpeculationCounts(msgspec.Struct):
             self.num_accepted_tokens_per_pos[position] += 1
 
     def add(self, other: SpeculationCounts) -> None:
+        self.synthetic |= other.synthetic
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
@@ -89,6 +91,7 @@ class SequenceDelta(msgspec.Struct, kw_only=True):
     text: str = ""
     num_accepted: int = 0
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None  # with the first tokens: of every prompt token but the first
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token or string that ended it; None for EOS
     error: str | None = None
@@ -122,6 +125,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of prompt tokens 1, 2, ... as far as scored
     draft_failed: bool = False  # the draft's KV of this sequence went bad: it goes on without drafts
     text: TextStream | None = None  # None: no detokenizer
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
@@ -141,6 +145,12 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Prompt tokens are still to be scored. The first one has none: nothing stands before it."""
+        wanted = self.num_prompt_tokens - 1 if self.sampling.num_prompt_logprobs is not None else 0
+        return len(self.prompt_logprobs) < wanted
 
     @property
     def num_remaining_tokens(self) -> int:

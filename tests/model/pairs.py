@@ -40,9 +40,8 @@ def add_tokenizer(path: Path, size: int) -> Path:
 def make_llm(target: Path, speculative: dict[str, Any] | None = None, **arguments: Any) -> LLM:
     return LLM(
         model=str(target),
-        skip_tokenizer_init=True,
         dtype="float32",
-        **{"block_size": 4, "max_num_seqs": 8, **arguments},
+        **{"skip_tokenizer_init": True, "block_size": 4, "max_num_seqs": 8, **arguments},
         **({"speculative_config": speculative} if speculative else {}),
     )
 

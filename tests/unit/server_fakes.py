@@ -105,6 +105,11 @@ class FakeEngine:
             delta.logprobs = [
                 TokenLogprobs(-0.5, 1, [i, 3][: params.logprobs], [-0.5, -1.5][: params.logprobs]) for i in ids
             ]
+        if params.prompt_logprobs is not None and index == 0 and done == 0:
+            delta.prompt_logprobs = [
+                TokenLogprobs(-0.25, 1, [i][: params.prompt_logprobs], [-0.25][: params.prompt_logprobs])
+                for i in request.prompt_token_ids[1:]
+            ]
         if done + len(ids) >= limit:
             delta.finish_reason = FinishReason.LENGTH
             delta.speculation = SpeculationCounts(limit // 2, limit // 2, limit // 2, [limit // 2])

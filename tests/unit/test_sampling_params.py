@@ -9,6 +9,7 @@ import pytest
 
 from paceline import SamplingParams
 from paceline.errors import InvalidRequestError
+from paceline.sampling_params import check_num_logprobs
 
 BAD: list[tuple[str, Any]] = [
     ("n", 0), ("n", True), ("n", 1.5), ("n", 1000),
@@ -19,13 +20,17 @@ BAD: list[tuple[str, Any]] = [
     ("stop", ""), ("stop", [""]), ("stop", [1]), ("stop", {"a": 1}),
     ("stop_token_ids", [-1]), ("stop_token_ids", ["a"]), ("stop_token_ids", 3),
     ("ignore_eos", 1), ("max_tokens", 0), ("max_tokens", -1), ("max_tokens", 2.0), ("min_tokens", -1),
-    ("min_tokens", 17), ("logprobs", -1), ("logprobs", 21), ("logprobs", True),
+    ("min_tokens", 17), ("logprobs", -2), ("logprobs", True), ("prompt_logprobs", -2),
+    ("prompt_logprobs", 1.0),
     ("logit_bias", {1: 101}), ("logit_bias", {"a": 1}), ("logit_bias", {-1: 1}), ("logit_bias", [1]),
     ("logit_bias", {1: float("nan")}),
     ("allowed_token_ids", []), ("allowed_token_ids", [-1]),
-    # p27, p28: what is not there yet is refused, never ignored
-    ("presence_penalty", 0.5), ("frequency_penalty", -0.5), ("repetition_penalty", 1.1), ("bad_words", ["x"]),
-    ("repetition_penalty", True), ("prompt_logprobs", 1), ("structured_outputs", {"json": "{}"}),
+    # p27, p28: values out of range, and what is not there yet, are refused, never ignored
+    ("presence_penalty", 2.1), ("presence_penalty", -2.1), ("frequency_penalty", 3), ("frequency_penalty", "1"),
+    ("frequency_penalty", float("nan")), ("repetition_penalty", 0), ("repetition_penalty", -1.0),
+    ("repetition_penalty", 1e9), ("repetition_penalty", True), ("bad_words", "x"), ("bad_words", [""]),
+    ("bad_words", [" "]), ("bad_words", [3]), ("structured_outputs", {"json": "{}"}),
+    ("logits_processors", [print]), ("truncate_prompt_tokens", 5), ("spaces_between_special_tokens", False),
     ("use_beam_search", True), ("best_of", 4), ("best_of", True), ("length_penalty", 0.5), ("early_stopping", True),
     ("temprature", 1.0),
 ]  # fmt: skip
@@ -44,12 +49,25 @@ def test_values_that_ask_for_nothing_are_taken() -> None:
         use_beam_search=False,
         best_of=1,
         presence_penalty=0,
+        frequency_penalty=None,
         repetition_penalty=1.0,
+        logits_processors=[],
         bad_words=None,
         top_k=-1,
         stop=None,
     )
     assert quiet == SamplingParams()
+
+
+def test_p28_more_logprobs_than_the_engine_allows() -> None:
+    for name in ("logprobs", "prompt_logprobs"):
+        for value in (-1, 21):
+            params = SamplingParams(**{name: value})
+            check_num_logprobs(params, -1)
+            with pytest.raises(InvalidRequestError, match=f"{name} must be between 0 and 20.*max_logprobs") as caught:
+                check_num_logprobs(params, 20)
+            assert caught.value.param == name
+        check_num_logprobs(SamplingParams(**{name: 20}), 20)
 
 
 def test_nearest_name() -> None:

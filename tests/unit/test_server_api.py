@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,8 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from server_fakes import MAX_MODEL_LEN, FakeClient, FakeTokenizer, fake_config
+from server_fakes import MAX_MODEL_LEN, VOCABULARY, FakeClient, FakeTokenizer, fake_config
 
+from paceline.config import EngineConfig, SpeculativeConfig
+from paceline.sequence import SequenceDelta
 from paceline.server.app import create_app
 from paceline.server.unsupported import CHAT, COMPLETION
 
@@ -32,10 +35,10 @@ class CountingTokenizer(FakeTokenizer):
 
 
 class Server:
-    def __init__(self) -> None:
+    def __init__(self, config: EngineConfig | None = None) -> None:
         self.engine = FakeClient()
         self.tokenizer = CountingTokenizer()
-        self.app = create_app(self.engine, ["fake", "org/alias"], self.tokenizer, fake_config())
+        self.app = create_app(self.engine, ["fake", "org/alias"], self.tokenizer, config or fake_config())
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         async def send() -> httpx.Response:
@@ -147,6 +150,8 @@ def test_every_sampling_field_reaches_the_engine(server: Server) -> None:
         "n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "seed": 11, "stop": ["x"], "max_tokens": 9,
         "stop_token_ids": [3], "include_stop_str_in_output": True, "ignore_eos": True, "min_tokens": 1,
         "logit_bias": {"5": -2}, "allowed_token_ids": [2, 3], "skip_special_tokens": False,
+        "frequency_penalty": 0.5, "presence_penalty": -1.5, "repetition_penalty": 1.2, "bad_words": ["no"],
+        "prompt_logprobs": 1,
     }  # fmt: skip
     server.chat(**fields, logprobs=True, top_logprobs=2)
     server.complete(**fields, logprobs=2)
@@ -178,6 +183,79 @@ def test_logprobs_of_completions(server: Server) -> None:
     chunks = events(server.complete(max_tokens=3, logprobs=1, stream=True))
     offsets = [offset for chunk in chunks for offset in chunk["choices"][0]["logprobs"]["text_offset"]]
     assert offsets == [0, 3, 6]
+
+
+def test_prompt_logprobs(server: Server) -> None:
+    """The prompt of the chat is <bos>, two words and the token that opens the answer."""
+    expected = [
+        None,
+        *({str(i): {"logprob": -0.25, "rank": 1, "decoded_token": VOCABULARY[i]}} for i in prompt_ids(server)[1:]),
+    ]
+    assert ok(server.chat(max_tokens=1, prompt_logprobs=1))["prompt_logprobs"] == expected
+    (choice,) = ok(server.complete(prompt=prompt_ids(server), max_tokens=1, prompt_logprobs=1))["choices"]
+    assert choice["prompt_logprobs"] == expected
+
+
+def prompt_ids(server: Server) -> list[int]:
+    return server.tokenizer.apply_chat_template(MESSAGES)
+
+
+def test_echo(server: Server) -> None:
+    (choice,) = ok(server.complete(prompt="a b", max_tokens=2, echo=True))["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("a b w2 w3", None)
+    choices = ok(server.complete(prompt=["a", "b c"], max_tokens=1, n=2, echo=True))["choices"]
+    assert [choice["text"] for choice in choices] == ["a w2", "a w2", "b c w2", "b c w2"]
+    (choice,) = ok(server.complete(prompt=[1, 7, 8], max_tokens=2, echo=True, logprobs=1))["choices"]
+    assert choice["text"] == "<bos> w7 w8 w2 w3"
+    assert choice["logprobs"]["tokens"] == ["<bos>", " w7", " w8", " w2", " w3"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.25, -0.25, -0.5, -0.5]
+    assert choice["logprobs"]["top_logprobs"] == [None, {" w7": -0.25}, {" w8": -0.25}, {" w2": -0.5}, {" w3": -0.5}]
+    assert choice["logprobs"]["text_offset"] == [0, 5, 8, 11, 14]
+
+
+def test_echo_of_the_prompt_alone(server: Server) -> None:
+    body = ok(server.complete(prompt=[1, 7], max_tokens=0, echo=True, logprobs=0))
+    (choice,) = body["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("<bos> w7", "length")
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.25]
+    assert body["usage"]["completion_tokens"] == 0
+    assert refused(server.complete(max_tokens=0))["param"] == "max_tokens"
+    assert refused(server.chat(echo=True))["param"] == "echo"
+
+
+def test_echo_in_a_stream(server: Server) -> None:
+    chunks = events(server.complete(prompt=[1, 7], max_tokens=3, n=2, echo=True, logprobs=0, stream=True))
+    for index in range(2):
+        choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(choice["text"] for choice in choices) == "<bos> w7 w2 w3 w4"
+        offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+        assert offsets == [0, 5, 8, 11, 14]
+
+
+def test_synthetic_acceptance_is_said_in_every_response() -> None:
+    made = Server(synthetic_config())
+    made.engine.engine.counts.speculation.synthetic = True
+    advance = made.engine.engine._advance
+    made.engine.engine._advance = lambda *args: marked_synthetic(advance(*args))  # type: ignore[method-assign]
+    for response in (made.chat(max_tokens=2), made.chat(max_tokens=2, stream=True), made.get("/v1/models")):
+        assert "not the model's" in response.headers["x-paceline-acceptance"]
+    assert ok(made.complete(max_tokens=2))["metrics"]["speculative_decoding"]["synthetic_acceptance"] is True
+    assert 'spec_decode_synthetic_acceptance{model_name="fake"} 1.0' in made.get("/metrics").text
+    honest = Server()
+    assert "x-paceline-acceptance" not in honest.chat(max_tokens=2).headers
+    assert "synthetic_acceptance" not in ok(honest.complete(max_tokens=2))["metrics"]["speculative_decoding"]
+    assert 'spec_decode_synthetic_acceptance{model_name="fake"} 0.0' in honest.get("/metrics").text
+
+
+def synthetic_config() -> EngineConfig:
+    speculative = SpeculativeConfig(method="ngram", acceptance="synthetic", synthetic_acceptance_rates=(0.8,))
+    return dataclasses.replace(fake_config(), speculative=speculative)
+
+
+def marked_synthetic(delta: SequenceDelta) -> SequenceDelta:
+    if delta.speculation is not None:
+        delta.speculation.synthetic = True
+    return delta
 
 
 # Streams
@@ -228,6 +306,13 @@ def test_completion_stream_of_several_prompts(server: Server) -> None:
         ({"stop": [""]}, "stop", "non-empty"),
         ({"stop": 3}, "stop", "string"),
         ({"min_p": 2}, "min_p", "between 0 and 1"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty", "between -2 and 2"),
+        ({"presence_penalty": "1"}, "presence_penalty", "valid number"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "between 0.001 and 1000"),
+        ({"bad_words": [" "]}, "bad_words", "more than spaces"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "max_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
+        ({"logits_processors": ["f"]}, "logits_processors", "not supported"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "pattern"),
         ({"logit_bias": {"5": 500}}, "logit_bias", "-100"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "at most max_tokens"),

@@ -33,6 +33,7 @@ class EngineArguments:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tensor_parallel_size: int = 1
     enforce_eager: bool = False
+    max_logprobs: int = 20
     seed: int | None = 0
     block_size: int | None = 16
     num_gpu_blocks_override: int | None = None

@@ -73,7 +73,6 @@ FOREIGN: dict[str, Foreign] = {
     "disable_async_output_proc": Foreign((False,), "outputs are processed in the step that made them."),
     "async_scheduling": Foreign((None, False), "outputs are processed in the step that made them."),
     "disable_log_stats": Foreign((True, False), ""),
-    "max_logprobs": Foreign((20,), "up to 20 logprobs a token are always allowed."),
     "logprobs_mode": Foreign(("raw_logprobs",), "logprobs are taken before temperature and every restriction."),
     "disable_sliding_window": Foreign((False,), _NO_HF),
     "guided_decoding_backend": Foreign(("auto", None), "structured output is not supported yet."),

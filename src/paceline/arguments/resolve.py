@@ -195,6 +195,7 @@ def _configure(
             tensor_parallel_size=arguments.tensor_parallel_size,
             device="cuda" if device == "cuda" else "cpu",
             enforce_eager=arguments.enforce_eager,
+            max_logprobs=arguments.max_logprobs,
             seed=arguments.seed or 0,
         )
     return None

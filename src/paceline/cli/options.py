@@ -57,6 +57,9 @@ def _engine_options(
         str | None, _option("auto (the model's dtype) or fp8, which halves the KV cache.")
     ] = None,
     enforce_eager: Annotated[bool, _option("Do without captured graphs.", name="--enforce-eager")] = False,
+    max_logprobs: Annotated[
+        int | None, _option("Most alternatives a token that a request may ask for. Default 20; -1: any number.")
+    ] = None,
     load_format: Annotated[str | None, _option("auto, or dummy for random weights.", hidden=True)] = None,
     seed: Annotated[int | None, _option("Seeds of requests that bring none are drawn from this.")] = None,
 ) -> None:

@@ -92,8 +92,11 @@ class BlockManager:
     # -- the four verbs ------------------------------------------------------------------------------
 
     def match_prefix(self, sequence: Sequence) -> PrefixMatch:
-        """Find the longest published prefix that leaves at least one token to compute. Takes nothing."""
-        if not self._caching:
+        """Find the longest published prefix that leaves at least one token to compute. Takes nothing.
+
+        A prompt whose tokens are to be scored is computed in full: the cache holds no logits.
+        """
+        if not self._caching or sequence.wants_prompt_logprobs:
             return PrefixMatch([], 0, 0)
         limit = (sequence.num_tokens - 1) // self.block_size
         blocks: list[int] = []

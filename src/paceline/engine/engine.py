@@ -22,8 +22,8 @@ from paceline.engine.speculation import SpeculationPolicy
 from paceline.engine.statistics import EngineStats
 from paceline.errors import InvalidRequestError
 from paceline.plan import SamplingPlan, StepPlan, StepResult
-from paceline.sampling_params import SamplingParams
-from paceline.sequence import EngineRequest, FinishReason, Sequence, SequenceDelta
+from paceline.sampling_params import SamplingParams, check_num_logprobs
+from paceline.sequence import EngineRequest, FinishReason, Sequence, SequenceDelta, SpeculationCounts
 from paceline.text_stream import TextStream
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # odd: answers of one request get seeds far apart
@@ -49,6 +49,7 @@ class Engine:
         self._unreported: list[SequenceDelta] = []
         self._next_seq_id = 0
         self._stats = EngineStats()
+        self._stats.speculation.synthetic = config.speculative is not None and not config.speculative.is_lossless
 
     # -- requests -------------------------------------------------------------------------------------
 
@@ -56,8 +57,9 @@ class Engine:
         """Queue a request. Raises InvalidRequestError at once if it can never be served."""
         params = request.sampling_params
         max_tokens = self._check(request)
+        bad_words = self._bad_words(params)
         seed = params.seed if params.seed is not None else self._random.getrandbits(64)
-        sequences = [self._sequence(request, index, seed, max_tokens) for index in range(params.n)]
+        sequences = [self._sequence(request, index, seed, max_tokens, bad_words) for index in range(params.n)]
         self._scheduler.add(sequences[0])
         if params.n > 1:
             self._siblings[request.request_id] = sequences[1:]
@@ -156,6 +158,7 @@ class Engine:
                 f"Token id {bad} is outside the vocabulary of {vocab_size} tokens.", param="prompt"
             )
         _check_token_ids(params, vocab_size)
+        check_num_logprobs(params, self.config.max_logprobs)
         room = limit - len(prompt)
         return room if params.max_tokens is None else min(params.max_tokens, room)
 
@@ -164,7 +167,20 @@ class Engine:
         blocks = self._scheduler.blocks
         return min(self.config.model.max_model_len, (blocks.num_blocks - 1) * blocks.block_size)
 
-    def _sequence(self, request: EngineRequest, index: int, seed: int, max_tokens: int) -> Sequence:
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Each bad word in token ids, as it is written at the start of a text and behind a space."""
+        if params.bad_words and self._decoder is None:
+            raise InvalidRequestError("bad_words need a tokenizer; this engine has none.", param="bad_words")
+        found: dict[tuple[int, ...], None] = {}
+        for word in params.bad_words:
+            for text in (word.lstrip(), " " + word.lstrip()):
+                assert self._decoder is not None
+                found[tuple(self._decoder.encode(text, add_special_tokens=False))] = None
+        return tuple(word for word in found if word)
+
+    def _sequence(
+        self, request: EngineRequest, index: int, seed: int, max_tokens: int, bad_words: tuple[tuple[int, ...], ...]
+    ) -> Sequence:
         params, eos = request.sampling_params, self.config.model.eos_token_ids
         self._next_seq_id += 1
         return Sequence(
@@ -173,10 +189,11 @@ class Engine:
             index=index,
             prompt_token_ids=request.prompt_token_ids,
             params=params,
-            sampling=_sampling_plan(params, (seed + index * _SEED_STRIDE) & _MASK64, eos),
+            sampling=_sampling_plan(params, index, (seed + index * _SEED_STRIDE) & _MASK64, eos, bad_words),
             eos_token_ids=frozenset(eos),
             max_tokens=max_tokens,
             text=self._text_stream(params),
+            speculation=SpeculationCounts(synthetic=self._stats.speculation.synthetic),
         )
 
     def _text_stream(self, params: SamplingParams) -> TextStream | None:
@@ -208,6 +225,8 @@ class Engine:
             delta = SequenceDelta(
                 request_id=sequence.request_id, index=sequence.index, token_ids=update.token_ids, text=text
             )
+        if update.token_ids and sequence.num_output_tokens == len(update.token_ids):
+            delta.prompt_logprobs = sequence.prompt_logprobs or None
         delta.num_accepted = update.num_accepted
         delta.logprobs = update.logprobs
         delta.error = update.error
@@ -280,7 +299,13 @@ def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
             )
 
 
-def _sampling_plan(params: SamplingParams, seed: int, eos_token_ids: tuple[int, ...]) -> SamplingPlan:
+def _sampling_plan(
+    params: SamplingParams,
+    index: int,
+    seed: int,
+    eos_token_ids: tuple[int, ...],
+    bad_words: tuple[tuple[int, ...], ...],
+) -> SamplingPlan:
     ends = () if params.min_tokens == 0 else (*eos_token_ids, *params.stop_token_ids)
     return SamplingPlan(
         temperature=params.temperature,
@@ -289,8 +314,13 @@ def _sampling_plan(params: SamplingParams, seed: int, eos_token_ids: tuple[int, 
         min_p=params.min_p,
         seed=seed,
         num_logprobs=params.logprobs,
+        num_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
         min_tokens=params.min_tokens,
         stop_token_ids=ends,
         logit_bias=tuple(params.logit_bias.items()),
         allowed_token_ids=tuple(params.allowed_token_ids) if params.allowed_token_ids is not None else None,
+        bad_words=bad_words,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        repetition_penalty=params.repetition_penalty,
     )

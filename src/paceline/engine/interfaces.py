@@ -36,6 +36,8 @@ class Executor(Protocol):
 
 
 class TokenDecoder(Protocol):
-    """The part of a tokenizer that turns ids into text."""
+    """The part of a tokenizer that the engine needs: ids into text, and bad words into ids."""
 
     def decode(self, token_ids: Seq[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...

@@ -32,6 +32,8 @@ from paceline.engine.stopping import find_ending
 from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
 from paceline.sequence import FinishReason, Sequence, SequenceStatus
 
+_MAX_SCORED_TOKENS = 256  # prompt tokens scored in one step: each takes a row of logits, of the vocabulary's size
+
 
 @dataclass(frozen=True, slots=True)
 class Update:
@@ -47,10 +49,11 @@ class Update:
 
 @dataclass(slots=True)
 class _Budget:
-    """Tokens left in this step for each model."""
+    """Tokens left in this step for each model, and prompt tokens that may still be scored."""
 
     target: int
     draft: int
+    scored: int = _MAX_SCORED_TOKENS
 
 
 _InFlight = dict[int, tuple[Sequence, RowPlan]]  # a step's rows by seq_id, in the plan's order
@@ -186,6 +189,8 @@ class Scheduler:
     def _plan_row(self, sequence: Sequence, budget: _Budget, allowed: int) -> RowPlan | None:
         """Plan one running sequence within `allowed` target tokens, preempting others if it must."""
         chunk = min(sequence.num_tokens - sequence.num_computed_tokens, allowed)
+        if sequence.wants_prompt_logprobs:
+            chunk = min(chunk, max(1, budget.scored))
         end = sequence.num_computed_tokens + chunk
         while not self.blocks.reserve(sequence, end):
             victim = self._preempt_youngest()
@@ -206,6 +211,8 @@ class Scheduler:
 
     def _row(self, sequence: Sequence, end: int, drafts: int, budget: _Budget) -> RowPlan:
         start = sequence.num_computed_tokens
+        scored = sequence.prompt_token_ids[start + 1 : end + 1] if sequence.wants_prompt_logprobs else []
+        budget.scored -= len(scored)
         draft_start, draft_end = self._draft_span(sequence, end, drafts, budget)
         budget.target -= end - start + drafts
         budget.draft -= draft_end - draft_start
@@ -220,6 +227,7 @@ class Scheduler:
             num_draft_tokens=drafts,
             emits=end == sequence.num_tokens,
             num_output_tokens=sequence.num_output_tokens,
+            scored_token_ids=scored,
             history=sequence.token_ids if self._wants_history(sequence, end == sequence.num_tokens, drafts) else None,
             sampling=sequence.sampling,
         )
@@ -295,6 +303,8 @@ class Scheduler:
             self._end(sequence, FinishReason.ERROR)
             return Update(sequence, [], error=result.error)
         self._advance_over_chunk(sequence, plan, result)
+        if plan.scored_token_ids:  # after a preemption some of them are known already
+            sequence.prompt_logprobs += result.prompt_logprobs[len(sequence.prompt_logprobs) - plan.start :]
         num_kept = self._append(sequence, plan, result) if plan.emits else 0
         self.blocks.publish(sequence)
         if sequence.finish_reason is not None:

@@ -26,10 +26,15 @@ def find_ending(sequence: Sequence, run: list[int]) -> Ending:
     ending = _token_ending(sequence, run)
     if sequence.text is None:
         return ending
-    kept = sequence.text.feed(run[: ending.num_kept])
+    kept = sequence.text.feed(run[: ending.num_kept - _hides_stop_token(sequence, ending)])
     if kept.stop is not None:
         return Ending(kept.num_tokens, FinishReason.STOP, kept.stop)
     return ending
+
+
+def _hides_stop_token(sequence: Sequence, ending: Ending) -> bool:
+    """As in vLLM the token that ends an answer is among its ids, and in its text only if that was asked for."""
+    return ending.finish_reason is FinishReason.STOP and not sequence.params.include_stop_str_in_output
 
 
 def _token_ending(sequence: Sequence, run: list[int]) -> Ending:

@@ -33,6 +33,7 @@ class Span:
     tokens: ids known on the host; `num_device_tokens` more follow whose ids are on the device (drafts).
     write_from: positions below this are read from the pool, their slot is the null block's.
     num_logits: logits of the last so many tokens are wanted; padded by repeating up to the batch's width.
+    num_scored: logits of the first so many tokens are wanted as well; they come behind all others.
     """
 
     block_table: list[int]
@@ -41,6 +42,7 @@ class Span:
     num_device_tokens: int = 0
     write_from: int = 0
     num_logits: int = 0
+    num_scored: int = 0
 
     @property
     def length(self) -> int:
@@ -77,7 +79,8 @@ class HostBatch:
 
 
 def build(spans: Seq[Span], block_size: int, logits_width: int = 1) -> HostBatch:
-    """Lay spans end to end. Spans with num_logits > 0 take `logits_width` logits rows each, in order."""
+    """Lay spans end to end. Spans with num_logits > 0 take `logits_width` logits rows each, in order; those with
+    num_scored > 0 take num_scored more each, behind all of these."""
     query_lens = [span.length for span in spans]
     starts = np.cumsum([0, *query_lens])
     tables = _padded([span.block_table for span in spans])
@@ -109,6 +112,7 @@ def target_spans(plan: StepPlan, num_drafted: Seq[int]) -> list[Span]:
             tokens=row.token_ids,
             num_device_tokens=drafted,
             num_logits=drafted + 1 if row.emits else 0,
+            num_scored=len(row.scored_token_ids),
         )
         for row, drafted in zip(plan.rows, num_drafted, strict=True)
     ]
@@ -156,6 +160,8 @@ def _logits_indices(spans: Seq[Span], starts: Array, width: int) -> Array:
         for first, span in wanted
         for place in range(width)
     ]
+    for span, first in zip(spans, starts, strict=False):
+        indices.extend(range(first, first + span.num_scored))
     return np.array(indices, dtype=np.int64)
 
 

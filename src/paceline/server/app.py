@@ -33,10 +33,17 @@ def create_app(
     state = ServerState(engine_client, served_model_names, tokenizer, config, requests)
     app = FastAPI(title="Paceline", version=__version__, description="OpenAI-compatible API.", redoc_url=None)
     add_error_handlers(app)
-    app.add_middleware(RequestsMiddleware, requests=requests)
+    app.add_middleware(RequestsMiddleware, requests=requests, headers=_headers(config))
     for router in (chat_router(state), completions_router(state), _models_router(state), _status_router(state)):
         app.include_router(router)
     return app
+
+
+def _headers(config: EngineConfig) -> dict[str, str]:
+    """What every response says, streams included, when its text is not the target's."""
+    if config.speculative is None or config.speculative.is_lossless:
+        return {}
+    return {"X-Paceline-Acceptance": "synthetic; the text is not the model's"}
 
 
 def _models_router(state: ServerState) -> APIRouter:

@@ -13,7 +13,16 @@ from paceline.sequence import SequenceDelta
 from paceline.server.errors import json_response
 from paceline.server.generation import Generation
 from paceline.server.protocol import ChatRequest
-from paceline.server.responses import Json, chat_choice, chat_delta, chat_logprobs, envelope, metrics, usage
+from paceline.server.responses import (
+    Json,
+    chat_choice,
+    chat_delta,
+    chat_logprobs,
+    envelope,
+    metrics,
+    prompt_logprobs,
+    usage,
+)
 from paceline.server.service import ServerState
 from paceline.server.streaming import DONE, Events, event, open_stream, while_connected
 
@@ -24,7 +33,7 @@ def chat_router(state: ServerState) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         state.check_model(body.model)
-        params = body.sampling_params()
+        params = body.sampling_params(state.config.max_logprobs)
         answer = _ChatAnswer(state, body)
         try:
             prompt = await while_connected(request.receive, state.requests, state.chat_prompt(body))
@@ -59,6 +68,9 @@ class _ChatAnswer:
             for index, answer in enumerate(answers)
         ]
         body = envelope(self.name, "chat.completion", self._created, self._body.model, choices)
+        if self._body.prompt_logprobs is not None:
+            entries = generation.prompt_logprobs[0] or []
+            body["prompt_logprobs"] = prompt_logprobs(generation.prompts[0], entries, spell)
         return body | {"usage": usage(generation), "metrics": metrics(generation.speculation)}
 
     async def events(self, generation: Generation) -> Events:

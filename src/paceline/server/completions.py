@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request, Response
 
 from paceline.errors import InvalidRequestError
+from paceline.plan import TokenLogprobs
 from paceline.server.errors import json_response
 from paceline.server.generation import Generation
 from paceline.server.protocol import CompletionRequest
-from paceline.server.responses import Json, envelope, metrics, text_choice, text_logprobs, usage
+from paceline.server.responses import Json, envelope, metrics, prompt_logprobs, text_choice, text_logprobs, usage
 from paceline.server.service import ServerState
 from paceline.server.streaming import DONE, Events, event, open_stream, while_connected
 
@@ -25,10 +28,10 @@ def completions_router(state: ServerState) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         state.check_model(body.model)
-        params = body.sampling_params()
+        params = body.sampling_params(state.config.max_logprobs)
         prompts = await while_connected(request.receive, state.requests, _token_ids(state, body, params.n))
         answer = _TextAnswer(state, body)
-        generation = Generation(state.engine, answer.name, prompts, params)
+        generation = Generation(state.engine, answer.name, prompts, params, only_prompt=body.only_prompt)
         if body.stream:
             return await open_stream(request, state.requests, answer.events(generation))
         return json_response(await while_connected(request.receive, state.requests, answer.complete(generation)))
@@ -49,6 +52,15 @@ async def _token_ids(state: ServerState, body: CompletionRequest, n: int) -> lis
     return [await state.prompt(prompt, body.add_special_tokens) for prompt in prompts]
 
 
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """What of the prompt stands before an answer; empty unless echo was asked for."""
+
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs | None] = ()
+
+
 class _TextAnswer:
     def __init__(self, state: ServerState, body: CompletionRequest) -> None:
         self._state = state
@@ -59,27 +71,51 @@ class _TextAnswer:
     async def complete(self, generation: Generation) -> Json:
         choices = []
         for index, answer in enumerate(await generation.collect()):
-            logprobs = None
-            if self._body.logprobs is not None:
-                logprobs = text_logprobs(answer.token_ids, answer.logprobs, self._state.token_bytes, 0)
-            choice = text_choice(index, answer.text, answer.finish_reason, logprobs)
-            choices.append(choice | {"stop_reason": answer.stop_reason})
+            echo = self._echo(generation, index)
+            logprobs = self._logprobs(echo, answer.token_ids, answer.logprobs, 0)
+            choice = text_choice(index, echo.text + answer.text, answer.finish_reason, logprobs)
+            choice["stop_reason"] = answer.stop_reason
+            if self._body.prompt_logprobs is not None:
+                prompt = generation.prompt_of(index)
+                entries = generation.prompt_logprobs[prompt] or []
+                choice["prompt_logprobs"] = prompt_logprobs(
+                    generation.prompts[prompt], entries, self._state.token_bytes
+                )
+            choices.append(choice)
         body = envelope(self.name, "text_completion", self._created, self._body.model, choices)
         return body | {"usage": usage(generation), "metrics": metrics(generation.speculation)}
 
     async def events(self, generation: Generation) -> Events:
         offsets = [0] * generation.num_choices  # characters of the tokens sent so far
+        begun: set[int] = set()
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
-                logprobs = None
-                if self._body.logprobs is not None and delta.logprobs:
-                    logprobs = text_logprobs(delta.token_ids, delta.logprobs, self._state.token_bytes, offsets[index])
+                echo = _Echo() if index in begun else self._echo(generation, index)
+                begun.add(index)
+                logprobs = self._logprobs(echo, delta.token_ids, delta.logprobs or [], offsets[index])
+                if logprobs:
                     offsets[index] += sum(map(len, logprobs["tokens"]))
-                if delta.text or logprobs or delta.finish_reason:
-                    yield self._chunk([text_choice(index, delta.text, delta.finish_reason, logprobs)])
+                text = echo.text + delta.text
+                if text or logprobs or delta.finish_reason:
+                    yield self._chunk([text_choice(index, text, delta.finish_reason, logprobs)])
         if self._body.include_usage:
             yield self._chunk([], {"usage": usage(generation), "metrics": metrics(generation.speculation)})
         yield DONE
+
+    def _echo(self, generation: Generation, index: int) -> _Echo:
+        if not self._body.echo:
+            return _Echo()
+        number = generation.prompt_of(index)
+        given, token_ids = self._body.prompts()[number], generation.prompts[number]
+        text = given if isinstance(given, str) else self._state.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return _Echo(text, token_ids, [None, *(generation.prompt_logprobs[number] or [])])
+
+    def _logprobs(
+        self, echo: _Echo, token_ids: Sequence[int], entries: Sequence[TokenLogprobs], offset: int
+    ) -> Json | None:
+        if self._body.logprobs is None or not (echo.token_ids or entries):
+            return None
+        return text_logprobs([*echo.token_ids, *token_ids], [*echo.logprobs, *entries], self._state.token_bytes, offset)
 
     def _chunk(self, choices: list[Json], extra: Json | None = None) -> bytes:
         body = envelope(self.name, "text_completion", self._created, self._body.model, choices)

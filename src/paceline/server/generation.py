@@ -41,8 +41,20 @@ class Answer:
 
 
 class Generation:
-    def __init__(self, engine: EngineClient, name: str, prompts: list[list[int]], params: SamplingParams) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        name: str,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        *,
+        only_prompt: bool = False,
+    ) -> None:
+        """`only_prompt`: what is generated is thrown away; the prompt's log-probabilities are all that is wanted."""
         self._engine = engine
+        self._only_prompt = only_prompt
+        self.prompts = prompts
+        self.prompt_logprobs: list[list[TokenLogprobs] | None] = [None] * len(prompts)  # of all tokens but the first
         self._params = params
         self._requests = [
             EngineRequest(
@@ -54,6 +66,10 @@ class Generation:
         self.num_completion_tokens = 0
         self._cached = [0] * len(prompts)
         self.speculation = SpeculationCounts()
+
+    def prompt_of(self, index: int) -> int:
+        """The number of the prompt that an answer belongs to."""
+        return index // self._params.n
 
     @property
     def num_choices(self) -> int:
@@ -80,6 +96,10 @@ class Generation:
         return answers
 
     def _count(self, prompt: int, delta: SequenceDelta) -> None:
+        if self._only_prompt:
+            delta.token_ids, delta.text, delta.logprobs, delta.num_accepted = [], "", None, 0
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs[prompt] = delta.prompt_logprobs
         self.num_completion_tokens += len(delta.token_ids)
         self._cached[prompt] = max(self._cached[prompt], delta.num_cached_tokens)
         if delta.speculation is not None:

@@ -18,6 +18,8 @@ _GAUGES = {
     "num_requests_waiting": ("num_waiting", "Sequences waiting for room."),
     "kv_cache_usage_perc": ("kv_cache_usage", "Share of the KV blocks in use; 1 means all."),
 }
+_SYNTHETIC = "1: drafts are kept at given rates; the text is NOT the target's, and speed is all that is measured."
+
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens", "Prompt tokens of admitted requests."),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
@@ -50,6 +52,7 @@ class _Snapshot(Collector):
             gauge = GaugeMetricFamily(f"paceline:{name}", help_text, labels=("model_name",))
             gauge.add_metric((self._model,), getattr(self._stats, attribute))
             yield gauge
+        yield self._synthetic()
         for table, source in ((_COUNTERS, self._stats), (_SPECULATION, self._stats.speculation)):
             for name, (attribute, help_text) in table.items():
                 counter = self._counter(name, help_text)
@@ -57,6 +60,11 @@ class _Snapshot(Collector):
                 yield counter
         yield self._accepted_per_position()
         yield self._finished()
+
+    def _synthetic(self) -> Metric:
+        gauge = GaugeMetricFamily("paceline:spec_decode_synthetic_acceptance", _SYNTHETIC, labels=("model_name",))
+        gauge.add_metric((self._model,), float(self._stats.speculation.synthetic))
+        return gauge
 
     def _counter(self, name: str, help_text: str, *labels: str) -> CounterMetricFamily:
         return CounterMetricFamily(f"paceline:{name}", help_text, labels=("model_name", *labels))

@@ -12,12 +12,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from paceline.arguments.foreign import Foreign
 from paceline.errors import InvalidRequestError, did_you_mean
-from paceline.sampling_params import SamplingParams
+from paceline.sampling_params import SamplingParams, check_num_logprobs
 from paceline.server.unsupported import CHAT, COMPLETION, UNSUPPORTED_IN_MESSAGES, UNSUPPORTED_ROLES
 
 _SAMPLING_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
-    "ignore_eos", "min_tokens", "logit_bias", "allowed_token_ids", "skip_special_tokens",
+    "ignore_eos", "min_tokens", "logit_bias", "allowed_token_ids", "skip_special_tokens", "frequency_penalty",
+    "presence_penalty", "repetition_penalty", "bad_words", "prompt_logprobs",
 )  # fmt: skip
 
 
@@ -58,6 +59,11 @@ class GenerationRequest(_Strict):
     stop: str | list[str] | None = None
     max_tokens: Int | None = None
     logit_bias: dict[TokenKey, float] | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: Int | None = None
     top_k: Int | None = None
     min_p: float | None = None
     min_tokens: Int | None = None
@@ -94,15 +100,19 @@ class GenerationRequest(_Strict):
     def _stream_options_need_a_stream(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise InvalidRequestError("stream_options needs stream=true.", param="stream_options")
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequestError("prompt_logprobs cannot be streamed; set stream=false.", param="prompt_logprobs")
         return self
 
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
-    def _sampling(self, **resolved: Any) -> SamplingParams:
+    def _sampling(self, max_logprobs: int, **resolved: Any) -> SamplingParams:
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
-        return SamplingParams(**given, **resolved)
+        params = SamplingParams(**given | resolved)
+        check_num_logprobs(params, max_logprobs)
+        return params
 
 
 class TextPart(_Strict):
@@ -152,7 +162,7 @@ class ChatRequest(GenerationRequest):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def sampling_params(self) -> SamplingParams:
+    def sampling_params(self, max_logprobs: int) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs=true.", param="top_logprobs")
         both = (self.max_tokens, self.max_completion_tokens)
@@ -161,7 +171,7 @@ class ChatRequest(GenerationRequest):
         wanted = next((value for value in both if value is not None), None)
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         try:
-            return self._sampling(max_tokens=wanted, logprobs=logprobs)
+            return self._sampling(max_logprobs, max_tokens=wanted, logprobs=logprobs)
         except InvalidRequestError as error:
             raise self._in_own_words(error) from None
 
@@ -232,10 +242,25 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Annotated[str | list[str] | list[TokenId] | list[list[TokenId]], BeforeValidator(_check_prompt)]
     logprobs: Int | None = None
+    echo: bool | None = None
     add_special_tokens: bool | None = None
 
-    def sampling_params(self) -> SamplingParams:
-        return self._sampling(max_tokens=16 if self.max_tokens is None else self.max_tokens, logprobs=self.logprobs)
+    @property
+    def only_prompt(self) -> bool:
+        """Nothing but the prompt is asked for; OpenAI's API takes max_tokens=0 along with echo for that."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    def sampling_params(self, max_logprobs: int) -> SamplingParams:
+        max_tokens = 16 if self.max_tokens is None else self.max_tokens
+        prompt_logprobs = self.prompt_logprobs
+        if self.echo and prompt_logprobs is None:
+            prompt_logprobs = self.logprobs
+        return self._sampling(
+            max_logprobs,
+            max_tokens=1 if self.only_prompt else max_tokens,
+            logprobs=self.logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
 
     def prompts(self) -> list[str | list[int]]:
         """One entry a prompt, in order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline.outputs import logprobs_by_id
 from paceline.plan import TokenLogprobs
 from paceline.sequence import SpeculationCounts
 from paceline.server.generation import Answer, Generation
@@ -35,6 +36,7 @@ def metrics(counts: SpeculationCounts) -> Json:
             "mean_acceptance_length": counts.mean_acceptance_length,
             "draft_acceptance_rate": counts.acceptance_rate,
         }
+        | ({"synthetic_acceptance": True} if counts.synthetic else {})
     }
 
 
@@ -75,22 +77,49 @@ def _token_logprob(token_id: int, logprob: float, spell: TokenBytes) -> Json:
     return {"token": token_text(data), "logprob": max(logprob, _SMALLEST_LOGPROB), "bytes": list(data)}
 
 
+def prompt_logprobs(token_ids: Sequence[int], entries: Sequence[TokenLogprobs], spell: TokenBytes) -> list[Json | None]:
+    """vLLM's form: an object a token, token id to log-probability; null for the first, which nothing stands before."""
+
+    def decoded(token_id: int) -> str:
+        return token_text(spell(token_id))
+
+    found: list[Json | None] = [None]
+    for token_id, entry in zip(token_ids[1:], entries, strict=True):
+        alternatives = logprobs_by_id(token_id, entry, decoded)
+        found.append(
+            {
+                str(other): {
+                    "logprob": max(value.logprob, _SMALLEST_LOGPROB),
+                    "rank": value.rank,
+                    "decoded_token": value.decoded_token,
+                }
+                for other, value in alternatives.items()
+            }
+        )
+    return found
+
+
 def text_logprobs(
-    token_ids: Sequence[int], entries: Sequence[TokenLogprobs], spell: TokenBytes, first_offset: int
+    token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], spell: TokenBytes, first_offset: int
 ) -> Json:
-    """The completions form. `text_offset` counts characters of the answer before each token."""
+    """The completions form. `text_offset` counts characters of the answer before each token.
+
+    An entry is None where a token has no log-probability: the first one of an echoed prompt.
+    """
     tokens = [token_text(spell(token_id)) for token_id in token_ids]
     offsets = [first_offset]
     for token in tokens:
         offsets.append(offsets[-1] + len(token))
     return {
         "tokens": tokens,
-        "token_logprobs": [max(entry.logprob, _SMALLEST_LOGPROB) for entry in entries],
+        "token_logprobs": [max(entry.logprob, _SMALLEST_LOGPROB) if entry else None for entry in entries],
         "top_logprobs": [
             {
                 token_text(spell(top_id)): max(value, _SMALLEST_LOGPROB)
                 for top_id, value in zip(entry.top_ids, entry.top_logprobs, strict=True)
             }
+            if entry
+            else None
             for entry in entries
         ],
         "text_offset": offsets[:-1],

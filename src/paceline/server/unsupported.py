@@ -10,23 +10,18 @@ from __future__ import annotations
 from paceline.arguments.foreign import Foreign
 
 _NO_TOOLS = "tools are not supported yet."
-_NO_PENALTIES = "penalties are not supported yet."
 _NO_GRAMMAR = "structured output is not supported yet."
 _NO_STORE = "nothing is stored on this server."
 _NO_BEAMS = "beam search does not go with speculative decoding; use n with temperature > 0."
 _TEXT_ONLY = "this server reads and writes text only."
 
 COMMON: dict[str, Foreign] = {
-    "frequency_penalty": Foreign((None, 0, 0.0), _NO_PENALTIES),
-    "presence_penalty": Foreign((None, 0, 0.0), _NO_PENALTIES),
-    "repetition_penalty": Foreign((None, 1, 1.0), _NO_PENALTIES),
     "best_of": Foreign((None, 1), _NO_BEAMS),
     "use_beam_search": Foreign((None, False), _NO_BEAMS),
     "length_penalty": Foreign((None, 1, 1.0), _NO_BEAMS),
     "early_stopping": Foreign((None, False), _NO_BEAMS),
-    "bad_words": Foreign((None, []), "use logit_bias or stop."),
-    "echo": Foreign((None, False), "the prompt is not returned."),
-    "prompt_logprobs": Foreign((None,), "log-probabilities of the prompt are not computed."),
+    "logits_processors": Foreign((None, []), "code of the user inside the sampler is not supported."),
+    "spaces_between_special_tokens": Foreign((None, True), "text is what the tokenizer makes of the tokens."),
     "structured_outputs": Foreign((None,), _NO_GRAMMAR),
     "guided_json": Foreign((None,), _NO_GRAMMAR),
     "guided_regex": Foreign((None,), _NO_GRAMMAR),
@@ -39,6 +34,7 @@ COMMON: dict[str, Foreign] = {
 }
 
 CHAT: dict[str, Foreign] = COMMON | {
+    "echo": Foreign((None, False), "it belongs to /v1/completions."),
     "store": Foreign((None, False), _NO_STORE),
     "tools": Foreign((None, []), _NO_TOOLS),
     "tool_choice": Foreign((None, "none", "auto"), _NO_TOOLS),

@@ -14,14 +14,16 @@ with K = 0 whose one token is drawn at place 0. The worker keeps nothing between
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from paceline.layers.random import Purpose
 from paceline.layers.restrictions import MaskProvider
 from paceline.layers.sampling import Law, SamplingBatch
-from paceline.plan import RowResult, StepPlan, StepResult, StepTimings
+from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, StepTimings
 from paceline.runner import batch_inputs
 from paceline.runner.batch_inputs import HostBatch
 from paceline.runner.model_runner import ModelRunner
@@ -31,6 +33,27 @@ from paceline.speculative.proposers.base import Proposer, emitting_rows
 from paceline.speculative.rejection import Outcome, Proposal
 
 NOT_FINITE = "The model produced NaN or infinite values for this request; it was ended to protect its neighbours."
+NOTHING_LEFT = (
+    "The request's own restrictions (allowed_token_ids, bad_words, logit_bias, min_tokens or a grammar) leave no token "
+    "to sample at this place. Loosen them; the model is not at fault."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """Logits of the target: places [B, K+1, V] of the emitting rows, and scored [S, V] of prompt tokens.
+
+    finite: which of the plan's rows, emitting or not, stayed finite.
+    """
+
+    places: Tensor
+    scored: Tensor
+    finite: list[bool]
+
+    def scored_rows(self, plan: StepPlan) -> list[Tensor]:
+        """Of each of the plan's rows, [its scored tokens, V]."""
+        counts = [len(row.scored_token_ids) for row in plan.rows]
+        return list(torch.split_with_sizes(self.scored, counts))
 
 
 class SpeculativeDecoder:
@@ -64,25 +87,26 @@ class SpeculativeDecoder:
         started = time.perf_counter()
         proposal = self._proposer.propose(plan, sampling)
         proposed = time.perf_counter()
-        logits, finite = self._verify(plan, proposal)
+        logits = self._verify(plan, proposal)
         verified = time.perf_counter()
-        law = sampling.law(logits, proposal.draft_token_ids)
+        law = sampling.law(logits.places, proposal.draft_token_ids)
         outcome = self._accept(sampling, law, proposal)
-        results = self._results(plan, proposal, outcome, logits, finite)
+        results = self._results(plan, proposal, outcome, logits)
         timings = StepTimings(proposed - started, verified - proposed, time.perf_counter() - verified)
         decoding = all(row.emits and len(row.token_ids) == 1 for row in plan.rows)
         return StepResult(step_id=plan.step_id, rows=results, timings=timings, decoding=decoding)
 
-    def _verify(self, plan: StepPlan, proposal: Proposal) -> tuple[Tensor, list[bool]]:
-        """One target pass over chunks and drafts: logits [B, K+1, V], and which rows stayed finite."""
+    def _verify(self, plan: StepPlan, proposal: Proposal) -> _Verified:
+        """One target pass over chunks and drafts."""
         batch, drafts = self._target_batch(plan, proposal)
         output = self._target.forward(batch.to(self._target.device, drafts))
         finite: list[bool] = output.finite.tolist()
         if not all(finite):
             self._zero_failed(batch, finite)
         logits = output.logits[:, : self._vocab_size]
-        num_rows = len(proposal.num_drafted)
-        return logits.view(num_rows, proposal.num_speculative_tokens + 1, logits.shape[-1]), finite
+        num_rows, num_places = len(proposal.num_drafted), proposal.num_speculative_tokens + 1
+        places = logits[: num_rows * num_places].view(num_rows, num_places, logits.shape[-1])
+        return _Verified(places, logits[num_rows * num_places :], finite)
 
     def _target_batch(self, plan: StepPlan, proposal: Proposal) -> tuple[HostBatch, Tensor]:
         drafted = iter(proposal.num_drafted)
@@ -107,32 +131,39 @@ class SpeculativeDecoder:
         u_accept = sampling.uniforms(Purpose.ACCEPT, k)
         return self._acceptance.decide(law, proposal, u_accept, sampling.uniforms(Purpose.TARGET, k + 1))
 
-    def _results(
-        self, plan: StepPlan, proposal: Proposal, outcome: Outcome, logits: Tensor, finite: list[bool]
-    ) -> list[RowResult]:
+    def _results(self, plan: StepPlan, proposal: Proposal, outcome: Outcome, verified: _Verified) -> list[RowResult]:
         packed = torch.cat(
             [outcome.num_accepted[:, None], outcome.valid[:, None].to(torch.int64), outcome.output_token_ids], dim=1
         ).tolist()  # the step's one device-to-host copy of tokens
+        emitted = zip(packed, proposal.num_drafted, verified.places, strict=True)
         results = []
-        place = 0
-        for row, good in zip(plan.rows, finite, strict=True):
+        for row, good, scored in zip(plan.rows, verified.finite, verified.scored_rows(plan), strict=True):
+            result = _emitted(row, *next(emitted), finite=good) if row.emits else _silent(row, finite=good)
+            scores = token_logprobs(scored, row.scored_token_ids, row.sampling.num_prompt_logprobs)
             failed = row.seq_id in proposal.failed
-            if not row.emits:
-                error = None if good else NOT_FINITE
-                results.append(RowResult(seq_id=row.seq_id, error=error, draft_failed=failed))
-                continue
-            num_accepted, valid, *tokens = packed[place]
-            output = tokens[: num_accepted + 1]
-            results.append(
-                RowResult(
-                    seq_id=row.seq_id,
-                    output_token_ids=output,
-                    num_accepted=num_accepted,
-                    num_drafted=proposal.num_drafted[place],
-                    logprobs=token_logprobs(logits[place], output, row.sampling.num_logprobs),
-                    error=None if good and valid else NOT_FINITE,
-                    draft_failed=failed,
-                )
-            )
-            place += 1
+            results.append(structs.replace(result, prompt_logprobs=scores or [], draft_failed=failed))
         return results
+
+
+def _silent(row: RowPlan, *, finite: bool) -> RowResult:
+    """A row that only prefilled."""
+    return RowResult(seq_id=row.seq_id, error=None if finite else NOT_FINITE)
+
+
+def _emitted(row: RowPlan, packed: list[int], num_drafted: int, logits: Tensor, *, finite: bool) -> RowResult:
+    """packed: num_accepted, is the last token's law valid, output tokens; logits [K+1, V] are raw."""
+    num_accepted, valid, *tokens = packed
+    output = tokens[: num_accepted + 1]
+    return RowResult(
+        seq_id=row.seq_id,
+        output_token_ids=output,
+        num_accepted=num_accepted,
+        num_drafted=num_drafted,
+        logprobs=token_logprobs(logits, output, row.sampling.num_logprobs),
+        error=None if finite and valid else _why(finite, logits[num_accepted]),
+    )
+
+
+def _why(finite: bool, logits: Tensor) -> str:
+    """Why a row failed whose last place has no law; logits [V] are the raw ones of that place."""
+    return NOTHING_LEFT if finite and bool(logits.isfinite().all()) else NOT_FINITE
