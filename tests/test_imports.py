@@ -21,12 +21,17 @@ FORBIDDEN = {
     "kernels": ("paceline.engine", "paceline.worker", "paceline.speculative", "paceline.server", "paceline.runner",
                 "paceline.models", "paceline.layers"),
     "speculative": ("paceline.engine", "paceline.worker", "paceline.server", "paceline.sequence"),
+    "structured": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server",
+                   "paceline.models", "paceline.layers", "paceline.sequence"),
     "worker": ("paceline.engine.engine", "paceline.engine.scheduler", "paceline.engine.block_manager",
                "paceline.server", "paceline.llm"),
     "server": ("torch", "paceline.runner", "paceline.speculative", "paceline.models", "paceline.worker"),
     "distill": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server"),
 }  # fmt: skip
-PURE = ("config.py", "errors.py", "plan.py", "sampling_params.py", "sequence.py", "text_stream.py")
+PURE = (
+    "config.py", "errors.py", "plan.py", "sampling_params.py", "sequence.py", "text_stream.py",
+    "structured/constraint.py", "structured/json_schema.py", "structured/params.py", "structured/regex.py",
+)  # fmt: skip
 
 
 def imports(path: Path) -> set[str]:

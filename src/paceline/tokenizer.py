@@ -98,6 +98,17 @@ class Tokenizer:
     def token_table(self) -> dict[str, int]:
         return dict(self._inner.get_vocab())
 
+    @cached_property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that are no text: `decode` leaves them out."""
+        added = self._inner.added_tokens_decoder
+        return frozenset(self._inner.all_special_ids) | {token_id for token_id, token in added.items() if token.special}
+
+    @property
+    def inner(self) -> Any:
+        """The transformers tokenizer."""
+        return self._inner
+
     @property
     def backend(self) -> Any:
         """The `tokenizers.Tokenizer`, for incremental decoding with its DecodeStream."""
