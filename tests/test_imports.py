@@ -26,6 +26,8 @@ FORBIDDEN = {
     "worker": ("paceline.engine.engine", "paceline.engine.scheduler", "paceline.engine.block_manager",
                "paceline.server", "paceline.llm"),
     "server": ("torch", "paceline.runner", "paceline.speculative", "paceline.models", "paceline.worker"),
+    "bench": ("paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server",
+              "paceline.engine.scheduler", "paceline.engine.block_manager"),
     "distill": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server"),
 }  # fmt: skip
 PURE = (

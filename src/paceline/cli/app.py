@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.bench import bench_app
 from paceline.cli.options import with_engine_options
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(no_args_is_help=True, help="The models on this machine: list, pull, rm.")
 app.add_typer(models_app, name="models")
+app.add_typer(bench_app, name="bench")
 
 ModelArgument = Annotated[
     str | None,

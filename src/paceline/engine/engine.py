@@ -20,7 +20,7 @@ from paceline.engine.interfaces import Executor, TokenDecoder
 from paceline.engine.scheduler import Scheduler, Update
 from paceline.engine.speculation import SpeculationPolicy
 from paceline.engine.statistics import EngineStats
-from paceline.errors import InvalidRequestError
+from paceline.errors import ConfigurationError, InvalidRequestError
 from paceline.plan import SamplingPlan, StepPlan, StepResult
 from paceline.sampling_params import SamplingParams, check_num_logprobs
 from paceline.sequence import EngineRequest, FinishReason, Sequence, SequenceDelta, SpeculationCounts
@@ -127,6 +127,13 @@ class Engine:
         from paceline.engine.description import describe
 
         return describe(self.config, self._executor)
+
+    def set_num_speculative_tokens(self, count: int) -> None:
+        """K of the steps to come: 0 drafts nothing, the configured K is the most."""
+        most = self.config.num_speculative_tokens
+        if not 0 <= count <= most:
+            raise ConfigurationError(f"num_speculative_tokens={count}: this engine was made for 0 to {most}.")
+        self._scheduler.set_num_speculative_tokens(count)
 
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.engine.block_manager import BlockManager
 from paceline.engine.speculation import SpeculationPolicy
@@ -83,6 +83,10 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
+
+    def set_num_speculative_tokens(self, count: int) -> None:
+        """K from the next plan on; a plan under way keeps its own."""
+        self._policy = replace(self._policy, num_speculative_tokens=count)
 
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running or self._under_way)

@@ -1,0 +1,70 @@
+"""What a measurement is worth nothing without: the command, the commit, the hardware, the date and the versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("paceline", "torch", "triton")
+
+
+def environment(device: str) -> dict[str, Any]:
+    return {
+        "command": shlex.join(["paceline", *sys.argv[1:]]),
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": _hardware(device),
+        "versions": {"python": platform.python_version(), **_versions()},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """Of the source that runs, with '+changes' where it differs; None if it is not in a git repository."""
+    source = Path(__file__).resolve().parent.parent
+    head = _git(source, "rev-parse", "HEAD")
+    if head is None:
+        return None
+    return head + ("+changes" if _git(source, "status", "--porcelain", "--", ".") else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        run = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return run.stdout.strip() if run.returncode == 0 else None
+
+
+def _hardware(device: str) -> dict[str, Any]:
+    import torch
+
+    found: dict[str, Any] = {"cpu": _cpu_name(), "cpu_cores": os.cpu_count(), "torch_threads": torch.get_num_threads()}
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found |= {"gpu": properties.name, "gpu_memory_bytes": properties.total_memory, "cuda": torch.version.cuda}
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")

@@ -1,0 +1,142 @@
+"""What `paceline bench offline` measures, and the engines that it takes.
+
+One engine serves every batch and, as K can be changed between runs, every K: loading 70 GB is what takes time. Only
+a synthetic acceptance *length* asks for another engine a K, since its rates depend on K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.arguments import resolve_arguments
+from paceline.arguments.resolve import MAX_NUM_BATCHED_TOKENS
+from paceline.bench.acceptance import SyntheticAcceptance
+from paceline.bench.measure import Workload
+from paceline.bench.shapes import Located, locate_model
+from paceline.config import EngineConfig
+from paceline.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    batches: tuple[int, ...] = (1,)
+    ks: tuple[int, ...] = (0,)
+    input_len: int = 128
+    output_len: int = 256
+    repeats: int = 1
+    temperature: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.batches or min(self.batches) < 1:
+            raise ConfigurationError(f"--batch {list(self.batches)}: give numbers of sequences, 1 or more.")
+        if not self.ks or min(self.ks) < 0:
+            raise ConfigurationError(f"-k {list(self.ks)}: give numbers of drafts a step, 0 or more.")
+        if self.input_len < 1 or self.output_len < 2 or self.repeats < 1:
+            raise ConfigurationError("--input-len and --repeats must be at least 1, and --output-len at least 2.")
+
+    @property
+    def mean_positions(self) -> float:
+        """That a row sees, over its decode steps."""
+        return self.input_len + self.output_len / 2
+
+    def workload(self, batch: int, output_len: int | None = None) -> Workload:
+        return Workload(
+            batch=batch,
+            input_len=self.input_len,
+            output_len=min(output_len or self.output_len, self.output_len),
+            temperature=self.temperature,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What runs: names as `locate_model` takes them, and arguments as LLM() takes them."""
+
+    model: str
+    draft: str | None = None  # or 'ngram'
+    load_format: str | None = None  # None: dummy where a model has no weights
+    engine: dict[str, Any] = field(default_factory=dict)
+    speculative: dict[str, Any] = field(default_factory=dict)  # in speculative_config, for the draft alone
+    acceptance: SyntheticAcceptance | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    config: EngineConfig
+    ks: tuple[int, ...]  # that it measures
+
+
+def plan_engines(models: Models, sweep: Sweep, folder: Path) -> tuple[list[EnginePlan], list[str]]:
+    """The engines to build, and what the user should know. `folder` holds the shapes' files as long as they are used.
+
+    Raises ConfigurationError with every problem.
+    """
+    largest = max(sweep.ks)
+    if largest and models.draft is None:
+        raise ConfigurationError(f"-k {largest} needs something that drafts: give --draft SHAPE, a path, or 'ngram'.")
+    if models.acceptance is not None and not largest:
+        raise ConfigurationError("Synthetic acceptance needs drafts: give -k above 0 and --draft.")
+    target = locate_model(models.model, folder / "target")
+    draft = None
+    if models.draft is not None and models.draft != "ngram":
+        draft = locate_model(models.draft, folder / "draft")
+    plans, notes = [], []
+    for ks in _groups(sweep.ks, models.acceptance):
+        resolved = resolve_arguments(_arguments(models, sweep, target, draft, max(ks)))
+        plans.append(EnginePlan(_named(resolved.config, target, draft), ks))
+        notes += [note for note in resolved.notes if note not in notes]
+    if models.acceptance is not None:
+        notes += [note for k in sweep.ks if k and (note := models.acceptance.note(k))]
+    if models.draft is not None and not largest:
+        notes.append("With -k 0 alone the draft is not loaded.")
+    return plans, notes
+
+
+def _named(config: EngineConfig, target: Located, draft: Located | None) -> EngineConfig:
+    """With the names that the user wrote, instead of the directories that shapes were written to."""
+    speculative = config.speculative
+    if speculative is not None and speculative.draft is not None and draft is not None:
+        speculative = replace(speculative, draft=replace(speculative.draft, name=draft.name))
+    return replace(config, model=replace(config.model, name=target.name), speculative=speculative)
+
+
+def _groups(ks: tuple[int, ...], acceptance: SyntheticAcceptance | None) -> list[tuple[int, ...]]:
+    """Ks that can share an engine. K=0 goes with the first."""
+    drafting = [k for k in ks if k]
+    if acceptance is None or not acceptance.depends_on_k or len(drafting) < 2:
+        return [ks]
+    first, *others = drafting
+    return [tuple(k for k in ks if k in (0, first)), *((k,) for k in others)]
+
+
+def _arguments(models: Models, sweep: Sweep, target: Located, draft: Located | None, k: int) -> dict[str, Any]:
+    batch = max(sweep.batches)
+    dummy = not all(located.has_weights for located in (target, draft) if located)
+    arguments = {
+        "model": target.model,
+        "skip_tokenizer_init": True,
+        "load_format": models.load_format or ("dummy" if dummy else "auto"),
+        "max_model_len": sweep.input_len + sweep.output_len,
+        "max_num_seqs": batch,
+        "enable_prefix_caching": False,
+        **models.engine,
+    }
+    everyone = batch * (k + 1)  # tokens of a step in which every row has all its drafts
+    if "max_num_batched_tokens" not in arguments and everyone > min(MAX_NUM_BATCHED_TOKENS.values()):
+        arguments["max_num_batched_tokens"] = max(everyone, *MAX_NUM_BATCHED_TOKENS.values())
+    if k:
+        arguments["speculative_config"] = _speculative_config(models, draft, k)
+    return arguments
+
+
+def _speculative_config(models: Models, draft: Located | None, k: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"num_speculative_tokens": k, **models.speculative}
+    found |= {"method": "ngram"} if draft is None else {"model": draft.model}
+    if models.acceptance is not None:
+        found["rejection_sample_method"] = "synthetic"
+        found["synthetic_acceptance_rates"] = models.acceptance.cumulative_rates(k)
+    return found

@@ -1,0 +1,126 @@
+"""paceline bench offline on a CPU with tiny shapes: the real engine, from the command line to the JSON document."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from model.pairs import make_llm, make_pair, prompts, texts
+from model.tiny import make_tiny
+
+from paceline import SamplingParams
+from paceline.bench.measure import Workload, measure
+from paceline.build import assemble_engine
+from paceline.cli import main
+from paceline.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
+from paceline.engine.engine import Engine
+from paceline.errors import ConfigurationError
+
+
+def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """The document on the last line of standard output; progress goes to standard error."""
+    monkeypatch.setattr(sys, "argv", ["paceline", "bench", "offline", "--bandwidth", "10", "--device", "cpu", *words])
+    main_exit = None
+    try:
+        main()
+    except SystemExit as exit_:
+        main_exit = exit_.code
+    assert not main_exit
+    output = capsys.readouterr().out
+    assert output.index("Ceiling") < output.index("Decode")
+    document: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return document
+
+
+def shape(folder: Path) -> str:
+    path = make_tiny("llama3", folder)
+    (path / "model.safetensors").unlink()
+    return str(path / "config.json")
+
+
+def test_from_the_command_line_to_the_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = shape(tmp_path), tmp_path / "out.json"
+    found = bench(
+        monkeypatch, capsys, "--model", config, "--draft", config, "-k", "0,2", "--batch", "1,3",
+        "--synthetic-acceptance", "1", "--input-len", "9", "--output-len", "13", "--repeats", "2", "--out", str(out),
+    )  # fmt: skip
+    assert json.loads(out.read_text()) == found
+    assert {"command", "commit", "date", "hardware", "versions"} <= set(found)
+    assert found["ceiling"]["bandwidth"] == 10e9
+    assert [(row["batch"], row["k"]) for row in found["results"]] == [(1, 0), (1, 2), (3, 0), (3, 2)]
+    assert [row["tokens_per_pass"] for row in found["results"]] == [1.0, 3.0, 1.0, 3.0]
+    assert [run["decode_tokens"] for run in found["runs"]] == [12] * 4 + [36] * 4  # the first is prefill's
+    assert [run["decode_steps"] for run in found["runs"]] == [12, 12, 4, 4] * 2
+    assert all(run["full_steps"] == run["decode_steps"] - 1 for run in found["runs"])  # all end in the last one
+    assert all(len(run["ttft_seconds"]) == run["batch"] for run in found["runs"])
+    assert any("SYNTHETIC ACCEPTANCE" in note for note in found["notes"])
+
+
+def test_real_weights_and_real_acceptance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = make_pair(tmp_path)
+    found = bench(
+        monkeypatch, capsys, "--model", str(target), "--draft", str(draft), "-k", "3", "--output-len", "30",
+        "--input-len", "5",
+    )  # fmt: skip
+    (row,) = found["results"]
+    assert 1.2 < row["tokens_per_pass"] < 4.0
+    assert row["speed_up"] is None  # no K=0 beside it
+    assert found["options"]["models"]["acceptance"] is None
+
+
+def engine_of(folder: Path, k: int) -> Engine:
+    target, draft = make_pair(folder)
+    model, small = (
+        ModelConfig(path=path, name=path.name, max_model_len=64, vocab_size=101) for path in (target, draft)
+    )
+    config = EngineConfig(
+        model=model,
+        speculative=SpeculativeConfig(method="draft_model", num_speculative_tokens=k, draft=small),
+        cache=CacheConfig(num_blocks=30),
+        scheduler=SchedulerConfig(max_num_seqs=4),
+    )
+    return assemble_engine(config, None)
+
+
+def test_phases_by_a_clock_that_counts(tmp_path: Path) -> None:
+    """A clock that is a second further at each look: two looks a prefill step, two a decode step."""
+    ticks = itertools.count()
+    workload = Workload(batch=2, input_len=5, output_len=4)
+    run = measure(engine_of(tmp_path, 2), workload, 0, clock=lambda: float(next(ticks)))
+    assert run.ttft_seconds == [1.0, 1.0]
+    assert run.prefill_seconds == 2.0
+    assert (run.decode_steps, run.decode_seconds, run.decode_tokens) == (3, 3.0, 6)
+    assert (run.full_steps, run.num_drafts, run.tokens_per_pass) == (2, 0, 1.0)
+
+
+def test_k_can_be_changed_between_runs_and_not_beyond_what_was_made(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path, 3)
+    workload = Workload(batch=1, input_len=5, output_len=20)
+    drafted = {k: measure(engine, workload, k) for k in (3, 0, 1)}
+    assert drafted[0].num_drafts == 0
+    assert drafted[1].num_draft_tokens == drafted[1].num_drafts
+    assert drafted[3].num_draft_tokens > 2 * drafted[3].num_drafts
+    for k in (4, -1):
+        with pytest.raises(ConfigurationError, match="this engine was made for 0 to 3"):
+            engine.set_num_speculative_tokens(k)
+
+
+def test_text_is_the_same_after_k_was_changed(tmp_path: Path) -> None:
+    """Also with speculation off for a while and then on again, over a prefix cache that both have filled."""
+    target, draft = make_pair(tmp_path)
+    ids, params = prompts(4), SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    plain = texts(make_llm(target), ids, params)
+    llm = make_llm(target, {"model": str(draft), "num_speculative_tokens": 4})
+    engine = llm._running_engine()
+    assert isinstance(engine, Engine)
+    for k in (0, 4, 2, 0):
+        engine.set_num_speculative_tokens(k)
+        assert texts(llm, ids, params) == plain
