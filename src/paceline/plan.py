@@ -82,6 +82,8 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     source              None, or the row follows a step whose result is not known yet, and this is its place there:
                         token_ids and draft_chunk are empty, `start` is the least it can be, and the worker takes the
                         row's last tokens and its length from that step's outcome
+    draft_limit         committed tokens and drafts together end here at the latest; with `source` the worker lowers
+                        num_draft_tokens to it, else the scheduler has done so
     """
 
     seq_id: int
@@ -97,6 +99,7 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     scored_token_ids: list[int] = []
     history: list[int] | None = None
     source: int | None = None
+    draft_limit: int = 0
     sampling: SamplingPlan = SamplingPlan()
 
     @property

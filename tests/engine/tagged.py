@@ -102,11 +102,11 @@ class TaggedExecutor:
         assert before is not None
         assert before.seq_id == row.seq_id
         assert row.start <= before.start
-        drafts = row.num_draft_tokens
+        drafts = max(0, min(row.num_draft_tokens, row.draft_limit - before.start - 1))
         return msgspec.structs.replace(
             row, source=None, start=before.start, token_ids=before.token_ids,
             draft_start=before.draft_start if drafts else 0, draft_chunk=before.draft_chunk if drafts else [],
-            num_draft_computed_tokens=before.num_draft_computed_tokens,
+            num_draft_computed_tokens=before.num_draft_computed_tokens, num_draft_tokens=drafts,
         )  # fmt: skip
 
     def execute(self, plan: StepPlan) -> StepResult:

@@ -140,8 +140,9 @@ class Scheduler:
 
     def _row_ahead(self, sequence: Sequence, row: RowPlan, place: int) -> RowPlan | None:
         """The row that follows `row`; None: the draft must catch up first, or the blocks do not suffice."""
-        most = row.num_committed_tokens + row.num_draft_tokens + 1  # committed tokens after the step under way
-        drafts = self._policy.wanted_drafts(sequence, row.num_draft_tokens + 1)
+        least, most = row.num_committed_tokens + 1, row.num_committed_tokens + row.num_draft_tokens + 1
+        limit = self._policy.draft_limit(sequence)
+        drafts = max(0, min(self._policy.wanted_drafts(sequence), limit - least))
         if self._policy.has_draft_model and drafts and not row.num_draft_tokens:
             return None
         if not self.blocks.reserve(sequence, most + drafts):
@@ -154,13 +155,14 @@ class Scheduler:
             num_draft_tokens=drafts,
             num_output_tokens=sequence.num_output_tokens + 1,
             source=place,
+            draft_limit=limit,
             sampling=sequence.sampling,
         )
 
     def _known(self, sequence: Sequence, row: RowPlan) -> RowPlan:
         """`row`, which followed a step that is committed now, as it was in truth."""
         n = sequence.num_tokens
-        drafts = row.num_draft_tokens > 0
+        drafts = max(0, min(row.num_draft_tokens, row.draft_limit - n))
         return RowPlan(
             seq_id=row.seq_id,
             block_table=row.block_table,
@@ -169,7 +171,7 @@ class Scheduler:
             draft_start=max(0, n - 2) if drafts else 0,
             draft_chunk=sequence.token_ids[-2:] if drafts else [],
             num_draft_computed_tokens=sequence.num_draft_computed_tokens,
-            num_draft_tokens=row.num_draft_tokens,
+            num_draft_tokens=drafts,
             num_output_tokens=sequence.num_output_tokens,
             sampling=row.sampling,
         )

@@ -25,15 +25,14 @@ class SpeculationPolicy:
     def has_draft_model(self) -> bool:
         return self.draft_max_len is not None
 
-    def wanted_drafts(self, sequence: Sequence, most_under_way: int = 0) -> int:
-        """K for this sequence: at most what it may still emit less the token that comes for free.
+    def wanted_drafts(self, sequence: Sequence) -> int:
+        """K for this sequence: at most what it may still emit less the token that comes for free."""
+        if sequence.draft_failed and self.has_draft_model:
+            return 0
+        return max(0, min(self.num_speculative_tokens, self.draft_limit(sequence) - sequence.num_tokens))
 
-        `most_under_way`: tokens that a step under way may commit before; at least one of them it will.
-        """
-        k = min(self.num_speculative_tokens, sequence.num_remaining_tokens - min(most_under_way, 1) - 1)
-        if self.draft_max_len is not None:
-            if sequence.draft_failed:
-                return 0
-            # The last draft is never fed to the draft itself: n + k - 1 positions are read.
-            k = min(k, self.draft_max_len - sequence.num_tokens - most_under_way + 1)
-        return max(k, 0)
+    def draft_limit(self, sequence: Sequence) -> int:
+        """What its committed tokens and drafts together may come to, however far it has got."""
+        limit = sequence.num_tokens + sequence.num_remaining_tokens - 1
+        # The last draft is never fed to the draft itself: n + k - 1 positions are read.
+        return limit if self.draft_max_len is None else min(limit, self.draft_max_len + 1)

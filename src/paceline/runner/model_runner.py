@@ -7,18 +7,23 @@ Contract
 - `finite[r]` is False if any token of row r left the last layer with a NaN or an infinity. It costs one reduction and
   stays on the device.
 - The runner knows nothing of sequences, sampling or speculation, and synchronises with the host nowhere.
+- On a GPU the forward is the fused one (models/fused.py); `forward_paged` is what captured steps call, with every
+  index on the device.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from paceline.config import ModelConfig
 from paceline.layers.linear import has_fp8_products
+from paceline.models import fused
 from paceline.models.architecture import Architecture, read_architecture
+from paceline.models.fused import PagedBatch
 from paceline.models.llama import LlamaModel
 from paceline.models.loader import FP8, fill_dummy, load_weights
 from paceline.models.quantization import LinearFormats, choose_formats
@@ -35,8 +40,15 @@ class ForwardOutput:
 
 class ModelRunner:
     def __init__(
-        self, model: LlamaModel, formats: LinearFormats, weight_bytes: int, kv_dtype: torch.dtype | None = None
+        self,
+        model: LlamaModel,
+        formats: LinearFormats,
+        weight_bytes: int,
+        kv_dtype: torch.dtype | None = None,
+        *,
+        use_fused: bool | None = None,
     ) -> None:
+        """`use_fused`: the fused forward; None: on a GPU. (Elsewhere its kernels run as their torch references.)"""
         self.model = model
         self.formats = formats
         self.weight_bytes = weight_bytes
@@ -44,6 +56,7 @@ class ModelRunner:
         self.dtype = model.embedding.dtype
         self.device = model.embedding.device
         self.kv_dtype = kv_dtype or self.dtype
+        self.use_fused = self.device.type == "cuda" if use_fused is None else use_fused
         self._pool: KVPool | None = None
 
     @classmethod
@@ -85,10 +98,22 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         pool = self.pool
-        plan = plan_attention(batch, self.architecture, self.dtype, pool.block_size)
-        hidden = self.model.forward(batch.token_ids, batch.positions, batch.slot_mapping, plan, pool.layers)
+        if self.use_fused:
+            hidden = self.forward_paged(_paged(batch))
+        else:
+            plan = plan_attention(batch, self.architecture, self.dtype, pool.block_size)
+            hidden = self.model.forward(batch.token_ids, batch.positions, batch.slot_mapping, plan, pool.layers)
         logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
         return ForwardOutput(logits=logits, finite=_finite_rows(hidden, batch.query_lens))
+
+    def forward_paged(self, batch: PagedBatch) -> Tensor:
+        """Final hidden states [T, hidden_size] by the fused forward; fit for capture."""
+        return fused.forward(self.model, batch, self.pool.layers)
+
+    @property
+    def max_positions(self) -> int:
+        """Positions that the rotary table covers."""
+        return self.model.rotary.shape[0]
 
     @torch.inference_mode()
     def zero_slots(self, slots: Tensor) -> None:
@@ -98,6 +123,25 @@ class ModelRunner:
 
 def _allocated_bytes(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+_MAX_SHORT_QUERY = 8  # rows of one length up to here go to the decode kernel, all else to the ragged one
+
+
+def _paged(batch: ForwardBatch) -> PagedBatch:
+    device, lengths = batch.token_ids.device, batch.query_lens
+    uniform = len(set(lengths)) == 1 and lengths[0] <= _MAX_SHORT_QUERY
+    starts = None if uniform else torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int32, device=device)
+    return PagedBatch(
+        token_ids=batch.token_ids,
+        positions=batch.positions,
+        slots=batch.slot_mapping,
+        block_tables=batch.block_tables.to(torch.int32),
+        kv_lens=torch.tensor(batch.kv_lens, dtype=torch.int32, device=device),
+        max_query_len=max(lengths),
+        query_starts=starts,
+        max_kv_len=max(batch.kv_lens),
+    )
 
 
 def _finite_rows(hidden: Tensor, query_lens: list[int]) -> Tensor:

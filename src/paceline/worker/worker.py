@@ -5,8 +5,6 @@ It keeps no sequence between two steps: everything a step needs is in its plan.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import psutil
 import torch
 
@@ -14,20 +12,14 @@ from paceline.config import EngineConfig
 from paceline.plan import StepPlan, StepResult
 from paceline.runner.model_runner import ModelRunner
 from paceline.speculative.acceptance import make_acceptance
+from paceline.speculative.captured import CapturedDecoder
 from paceline.speculative.decoder import SpeculativeDecoder
 from paceline.speculative.proposers import DraftModelProposer, NgramProposer, NoProposer, Proposer
 from paceline.worker.memory_plan import DeviceMemory, MemoryPlan, plan_memory
 from paceline.worker.profile import MIN_BLOCKS, activation_bytes, largest_steps
 
 
-class CapturedSteps(Protocol):
-    """Steps that run as one captured graph each; two may be under way."""
-
-    num_under_way: int
-
-    def takes(self, plan: StepPlan) -> bool: ...
-    def submit(self, plan: StepPlan) -> None: ...
-    def collect(self) -> StepResult: ...
+_DRAFT_COUNTS = (0, 1, 2, 3, 4, 5, 7)  # captured up to the K of the configuration, which is captured too
 
 
 class Worker:
@@ -43,10 +35,11 @@ class Worker:
             vocab_size=self._vocab_size(),
             acceptance=make_acceptance(config.speculative),
         )
+        self.captured = self._captured_decoder()
         self.memory = self._plan_memory()
         self._allocate_pools(self.memory.num_blocks)
-
-        self.captured: CapturedSteps | None = None
+        if self.captured is not None:
+            self.captured.capture()
         self._done: StepResult | None = None  # of an eager step, which is over when it is submitted
 
     def submit(self, plan: StepPlan) -> None:
@@ -76,6 +69,8 @@ class Worker:
                 table[f"{name} quantization"] = runner.formats.words
         if self.target.kv_dtype != self.target.dtype:
             table["KV cache dtype"] = str(self.target.kv_dtype).removeprefix("torch.")
+        if self._device.type == "cuda":
+            table["CUDA graphs"] = self.captured.describe() if self.captured is not None else "none: every step is eager"
         return table | self.memory.describe()
 
     def _allocate_pools(self, num_blocks: int) -> None:
@@ -98,8 +93,28 @@ class Worker:
             return DeviceMemory(free_bytes=int(psutil.virtual_memory().available))
         self._allocate_pools(MIN_BLOCKS)
         peak = activation_bytes(self.decoder.run, largest_steps(self._config), self._device)
+        graphs = self.captured.measure_bytes() if self.captured is not None else 0
         free, total = torch.cuda.mem_get_info(self._device)  # the context has grown by the kernels that were loaded
-        return DeviceMemory(free_bytes=free, total_bytes=total, activation_bytes=peak)
+        return DeviceMemory(free_bytes=free, total_bytes=total, activation_bytes=peak, graph_bytes=graphs)
+
+    def _captured_decoder(self) -> CapturedDecoder | None:
+        """On a GPU, where the drafts and the decision are ones that the kernels know."""
+        config, speculative = self._config, self._config.speculative
+        if self._device.type != "cuda" or config.enforce_eager:
+            return None
+        if speculative is not None and (self.draft is None or speculative.acceptance == "block"):
+            return None
+        k = config.num_speculative_tokens
+        return CapturedDecoder(
+            self.target,
+            self.draft,
+            block_size=config.cache.block_size,
+            vocab_size=self._vocab_size(),
+            max_num_seqs=config.scheduler.max_num_seqs,
+            max_model_len=config.model.max_model_len,
+            draft_counts=[*(count for count in _DRAFT_COUNTS if count < k), k],
+            synthetic_rates=speculative.synthetic_acceptance_rates if speculative is not None else (),
+        )
 
     def _vocab_size(self) -> int:
         """Ids both models have; the configuration's, where the tokenizer has set it lower."""

@@ -1,0 +1,108 @@
+"""The decoder's forward with fused kernels over a paged pool: what a GPU runs.
+
+The arithmetic is that of models/llama.py, cut at other places so that a layer is nine launches: each norm takes the
+residual addition before it and the quantisation after it, rotary embedding writes the cache as well, attention hands
+over quantised rows, and the activation quantises what it made.
+
+Contract
+- Every index lives on the device and no step depends on its value, so that the forward can be captured in a CUDA
+  graph; `PagedBatch` says how rows lie in the batch.
+- A projection is fed quantised rows if its weights are FP8, and rows in the model's dtype otherwise.
+- A token whose slot is 0 (the null block's) is computed and its key and value are never read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.kernels.activation import silu_mul, silu_mul_quant
+from paceline.kernels.fp8 import QuantizedRows
+from paceline.kernels.norm_quant import add_rms_norm, add_rms_norm_quant
+from paceline.kernels.paged_attention import paged_attention
+from paceline.kernels.prefill_attention import prefill_attention
+from paceline.kernels.rotary_kv import rotary_kv_write_
+from paceline.layers.linear import Linear
+from paceline.layers.norm import RMSNorm
+from paceline.models.llama import MLP, Attention, DecoderLayer, LlamaModel
+
+Rows = Tensor | QuantizedRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedBatch:
+    """T tokens of R rows, end to end.
+
+    `query_starts` is None where every row has the same `max_query_len` tokens (decoding, verification).
+    """
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64; below 0: padding, nothing is stored and attention gives 0
+    slots: Tensor  # [T] int64
+    block_tables: Tensor  # [R, W] int32
+    kv_lens: Tensor  # [R] int32: positions that a row's last token sees, itself included
+    max_query_len: int
+    query_starts: Tensor | None = None  # [R + 1] int32
+    max_kv_len: int | None = None  # a bound on kv_lens, by which attention is split; None: what the tables hold
+
+
+def forward(model: LlamaModel, batch: PagedBatch, kv_layers: list[Tensor]) -> Tensor:
+    """Final hidden states [T, hidden_size], normed. Writes the tokens' keys and values into `kv_layers`."""
+    residual = functional.embedding(batch.token_ids, model.embedding)
+    delta: Tensor | None = None
+    for layer, kv, scales in zip(model.layers, kv_layers, model.kv_scales.tolist(), strict=True):
+        delta = _layer(layer, delta, residual, model.rotary, batch, kv, scales)
+    assert delta is not None, "a model has at least one layer"
+    return add_rms_norm(delta, residual, model.norm.weight, model.norm.eps)
+
+
+def _layer(
+    layer: DecoderLayer, delta: Tensor | None, residual: Tensor, rotary: Tensor, batch: PagedBatch, kv: Tensor,
+    kv_scales: list[float],
+) -> Tensor:  # fmt: skip
+    """Add `delta`, what the layer before made, to `residual` in place; return what this layer makes."""
+    x = _norm(layer.input_norm, delta, residual, layer.attention.qkv)
+    attended = _attention(layer.attention, x, rotary, batch, kv, *kv_scales)
+    x = _norm(layer.post_norm, attended, residual, layer.mlp.gate_up)
+    return _mlp(layer.mlp, x)
+
+
+def _norm(norm: RMSNorm, delta: Tensor | None, residual: Tensor, feeds: Linear) -> Rows:
+    added = (residual, None) if delta is None else (delta, residual)
+    if feeds.is_fp8:
+        return add_rms_norm_quant(*added, norm.weight, norm.eps)[0]
+    return add_rms_norm(*added, norm.weight, norm.eps)
+
+
+def _attention(
+    attention: Attention, x: Rows, rotary: Tensor, batch: PagedBatch, kv: Tensor, k_scale: float, v_scale: float
+) -> Tensor:
+    arch = attention.arch
+    qkv = attention.qkv(x)  # [T, q_size + 2 * kv_size]
+    rotary_kv_write_(
+        qkv, rotary, batch.positions, batch.slots, kv, arch.num_heads, arch.num_kv_heads,
+        q_norm=attention.q_norm.weight if attention.q_norm else None,
+        k_norm=attention.k_norm.weight if attention.k_norm else None,
+        eps=arch.rms_norm_eps, k_scale=k_scale, v_scale=v_scale,
+    )  # fmt: skip
+    queries = qkv.view(qkv.shape[0], -1, arch.head_dim)[:, : arch.num_heads]
+    if batch.query_starts is not None:
+        return attention.o(
+            prefill_attention(
+                queries, kv, batch.block_tables, batch.query_starts, batch.kv_lens, batch.max_query_len,
+                attention.window, k_scale=k_scale, v_scale=v_scale,
+            )  # fmt: skip
+        )
+    attended = paged_attention(
+        queries, kv, batch.block_tables, batch.kv_lens, batch.max_query_len, attention.window,
+        k_scale=k_scale, v_scale=v_scale, quantize=attention.o.is_fp8, max_kv_len=batch.max_kv_len,
+    )  # fmt: skip
+    return attention.o(QuantizedRows(*attended) if isinstance(attended, tuple) else attended)
+
+
+def _mlp(mlp: MLP, x: Rows) -> Tensor:
+    gate_up = mlp.gate_up(x)
+    return mlp.down(silu_mul_quant(gate_up) if mlp.down.is_fp8 else silu_mul(gate_up))

@@ -1,0 +1,136 @@
+"""The captured step against the eager decoder: the same tokens from the same plans.
+
+Here it runs uncaptured, with the kernels' torch references; on a GPU tests/gpu runs the graphs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from model.pairs import generate, make_llm, make_pair, prompts, texts
+
+from paceline import LLM, SamplingParams
+from paceline.speculative.captured import CapturedDecoder
+from paceline.worker.worker import Worker
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_pair(tmp_path_factory.mktemp("pair"))
+
+
+def worker_of(llm: LLM) -> Worker:
+    return llm._engine._executor._worker  # type: ignore[attr-defined,no-any-return]
+
+
+def with_captured_steps(llm: LLM, *, max_num_seqs: int = 8, k: int = 5) -> LLM:
+    """Let the engine's worker run decode steps as a GPU does."""
+    worker = worker_of(llm)
+    for runner in filter(None, (worker.target, worker.draft)):
+        runner.use_fused = True
+    worker.captured = CapturedDecoder(
+        worker.target, worker.draft, block_size=4, vocab_size=101, max_num_seqs=max_num_seqs, max_model_len=256,
+        draft_counts=list(range(k + 1)),
+    )  # fmt: skip
+    worker.captured.capture()
+    return llm
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+def drafting(draft: Path, k: int) -> dict[str, object]:
+    return {"model": str(draft), "num_speculative_tokens": k}
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 5])
+def test_greedy_text_is_that_of_the_eager_decoder(pair: tuple[Path, Path], k: int) -> None:
+    target, draft = pair
+    ids = prompts(8)
+    expected = texts(make_llm(target), ids, GREEDY)
+    llm = with_captured_steps(make_llm(target, drafting(draft, k) if k else None), k=k)
+    assert texts(llm, ids, GREEDY) == expected
+    stats = llm._engine.stats()
+    assert stats.num_captured_steps == stats.num_decode_steps > 0
+    if k:
+        assert stats.speculation.num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("params", [
+    {"temperature": 0.8}, {"temperature": 1.3, "top_p": 0.8}, {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.0, "min_p": 0.1, "top_k": 20, "top_p": 0.9},
+])  # fmt: skip
+def test_p05_a_seed_gives_the_same_text_captured_or_not(pair: tuple[Path, Path], params: dict[str, float]) -> None:
+    target, draft = pair
+    ids = prompts(6, seed=3)
+    wanted = [SamplingParams(**params, seed=i, max_tokens=20, ignore_eos=True) for i in range(6)]
+    expected = texts(make_llm(target, drafting(draft, 4)), ids, wanted)
+    assert texts(with_captured_steps(make_llm(target, drafting(draft, 4)), k=4), ids, wanted) == expected
+
+
+def test_p13_mixed_batches_and_ends_anywhere(pair: tuple[Path, Path]) -> None:
+    """Greedy and random rows, different lengths, EOS; rows that the captured step cannot do come and go."""
+    target, draft = pair
+    ids = prompts(12, seed=5)
+    wanted = [
+        SamplingParams(
+            temperature=0 if i % 3 else 0.9, seed=i, max_tokens=3 + 2 * i, ignore_eos=bool(i % 2),
+            **({"logit_bias": {7: 2.0}} if i == 5 else {}),
+        )
+        for i in range(12)
+    ]  # fmt: skip
+    expected = texts(make_llm(target, drafting(draft, 3)), ids, wanted)
+    llm = with_captured_steps(make_llm(target, drafting(draft, 3)), k=3)
+    assert texts(llm, ids, wanted) == expected
+    stats = llm._engine.stats()
+    assert 0 < stats.num_captured_steps < stats.num_decode_steps
+    assert stats.kv_cache_usage == 0.0
+
+
+def test_p16_padding_rows_and_unreserved_places_touch_no_block(pair: tuple[Path, Path]) -> None:
+    """Three rows run padded to four; the blocks that a finished request left in the prefix cache keep their bits."""
+    target, draft = pair
+    llm = with_captured_steps(make_llm(target, drafting(draft, 5)))
+    first = prompts(1, seed=9, low=40, high=41)
+    texts(llm, first, GREEDY)
+    worker = worker_of(llm)
+    assert worker.draft is not None
+    published = [b for b, block in enumerate(llm._engine._scheduler.blocks._blocks) if block.key is not None]
+    assert len(published) >= 10
+    layers = [*worker.target.pool.layers, *worker.draft.pool.layers]
+    before = [layer[published].clone() for layer in layers]
+    texts(llm, prompts(3, seed=10, low=1, high=6), SamplingParams(temperature=0, max_tokens=9, ignore_eos=True))
+    assert all((layer[published] == kept).all() for layer, kept in zip(layers, before, strict=True))
+
+
+def test_p31_nan_ends_its_own_request_and_no_other(pair: tuple[Path, Path]) -> None:
+    llm = with_captured_steps(make_llm(pair[0]), k=0)
+    for seed in range(50):
+        ids = prompts(3, seed=seed, low=3, high=6)
+        expected = texts(llm, ids, GREEDY)
+        poisoned = expected[1][4]  # a token that the second text reaches and the others do not
+        if poisoned not in (*expected[0], *expected[2], *ids[0], *ids[1], *ids[2]):
+            break
+    else:
+        raise AssertionError("no three texts without a common token")
+    llm._engine.reset_prefix_cache()
+    worker_of(llm).target.model.embedding[poisoned] = float("nan")
+    outputs = [output.outputs[0] for output in generate(llm, ids, GREEDY)]
+    assert [list(outputs[i].token_ids) for i in (0, 2)] == [expected[0], expected[2]]
+    assert (outputs[1].finish_reason, list(outputs[1].token_ids)) == ("error", expected[1][:5])
+    assert llm._engine.stats().kv_cache_usage == 0.0
+    assert all(layer.isfinite().all() for layer in worker_of(llm).target.pool.layers)
+
+
+def test_p31_a_draft_that_gives_nan_is_given_up_and_the_text_is_right(pair: tuple[Path, Path]) -> None:
+    target, draft = pair
+    llm = with_captured_steps(make_llm(target, drafting(draft, 3)))
+    ids = prompts(4, seed=2)
+    expected = texts(llm, ids, GREEDY)
+    llm._engine.reset_prefix_cache()
+    poisoned = worker_of(llm).draft
+    assert poisoned is not None
+    poisoned.model.embedding[expected[1][4]] = float("nan")
+    assert texts(llm, ids, GREEDY) == expected
+    assert llm._engine.stats().draft_failures > 0
