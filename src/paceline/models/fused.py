@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -71,10 +70,10 @@ def _layer(
 
 
 def _norm(norm: RMSNorm, delta: Tensor | None, residual: Tensor, feeds: Linear) -> Rows:
-    added = (residual, None) if delta is None else (delta, residual)
+    x, added_to = (residual, None) if delta is None else (delta, residual)
     if feeds.is_fp8:
-        return add_rms_norm_quant(*added, norm.weight, norm.eps)[0]
-    return add_rms_norm(*added, norm.weight, norm.eps)
+        return add_rms_norm_quant(x, added_to, norm.weight, norm.eps)[0]
+    return add_rms_norm(x, added_to, norm.weight, norm.eps)
 
 
 def _attention(
@@ -90,12 +89,11 @@ def _attention(
     )  # fmt: skip
     queries = qkv.view(qkv.shape[0], -1, arch.head_dim)[:, : arch.num_heads]
     if batch.query_starts is not None:
-        return attention.o(
-            prefill_attention(
-                queries, kv, batch.block_tables, batch.query_starts, batch.kv_lens, batch.max_query_len,
-                attention.window, k_scale=k_scale, v_scale=v_scale,
-            )  # fmt: skip
-        )
+        mixed = prefill_attention(
+            queries, kv, batch.block_tables, batch.query_starts, batch.kv_lens, batch.max_query_len, attention.window,
+            k_scale=k_scale, v_scale=v_scale,
+        )  # fmt: skip
+        return attention.o(mixed)
     attended = paged_attention(
         queries, kv, batch.block_tables, batch.kv_lens, batch.max_query_len, attention.window,
         k_scale=k_scale, v_scale=v_scale, quantize=attention.o.is_fp8, max_kv_len=batch.max_kv_len,

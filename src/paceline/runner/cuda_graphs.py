@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -21,7 +21,7 @@ class GraphCache(Generic[Result]):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._functions: dict[tuple[int, ...], Callable[[], Result]] = {}
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # the handle of the shared memory pool; torch has no public type for it
         self.capture_seconds = 0.0
         self.capture_bytes = 0
 

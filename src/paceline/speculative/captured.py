@@ -25,13 +25,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.kernels.acceptance import accept
 from paceline.kernels.clock import stamp
-from paceline.kernels.sampling import draw, processed_law, uniforms
+from paceline.kernels.philox import uniforms
+from paceline.kernels.sampling import draw, processed_law
 from paceline.layers.random import Purpose
 from paceline.models.fused import PagedBatch
 from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, StepTimings
@@ -205,7 +207,7 @@ class CapturedDecoder:
         return _Geometry(positions, slots, torch.where(fed, slots, 0))
 
     def _propose(self, rows: Rows, geometry: _Geometry, k: int) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Draft tokens [R, K], the laws they were drawn from [R, K, V], and whether a row's laws were all finite [R]."""
+        """Draft tokens [R, K], the laws they were drawn from [R, K, V], and which rows had finite laws [R]."""
         num_rows = rows.num_tokens.shape[0]
         tokens = torch.empty((num_rows, k), dtype=torch.int64, device=self._device)
         valid = torch.ones(num_rows, dtype=torch.bool, device=self._device)
@@ -220,9 +222,7 @@ class CapturedDecoder:
             column = 0 if place == 0 else place + 1
             hidden = self._forward(self._draft, rows, geometry.positions, geometry.draft_slots, column, read, place)
             logits = self._draft.model.head(hidden[:, -1])[:, : self._vocab_size]
-            law = processed_law(
-                logits, rows.temperature, rows.min_p, rows.top_k, rows.top_p, probs=laws[:, place]
-            )
+            law = processed_law(logits, rows.temperature, rows.min_p, rows.top_k, rows.top_p, probs=laws[:, place])
             tokens[:, place] = draw(law, rows.temperature, u[:, place])
             valid &= law.valid
             read = tokens[:, place : place + 1]
@@ -310,7 +310,7 @@ class _Landing:
     def __init__(self, num_rows: int, k: int, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._host = torch.zeros(num_rows * (k + 4) + _NUM_STAMPS, dtype=torch.int64, pin_memory=self._on_gpu)
-        self._event = torch.cuda.Event() if self._on_gpu else None
+        self._event: Any = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
 
     def take(self, packed: Tensor) -> None:
         self._host[: packed.numel()].copy_(packed, non_blocking=True)

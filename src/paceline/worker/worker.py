@@ -18,7 +18,6 @@ from paceline.speculative.proposers import DraftModelProposer, NgramProposer, No
 from paceline.worker.memory_plan import DeviceMemory, MemoryPlan, plan_memory
 from paceline.worker.profile import MIN_BLOCKS, activation_bytes, largest_steps
 
-
 _DRAFT_COUNTS = (0, 1, 2, 3, 4, 5, 7)  # captured up to the K of the configuration, which is captured too
 
 
@@ -70,7 +69,9 @@ class Worker:
         if self.target.kv_dtype != self.target.dtype:
             table["KV cache dtype"] = str(self.target.kv_dtype).removeprefix("torch.")
         if self._device.type == "cuda":
-            table["CUDA graphs"] = self.captured.describe() if self.captured is not None else "none: every step is eager"
+            table["CUDA graphs"] = (
+                self.captured.describe() if self.captured is not None else "none: every step is eager"
+            )
         return table | self.memory.describe()
 
     def _allocate_pools(self, num_blocks: int) -> None:
