@@ -140,8 +140,8 @@ def test_p15_a_warm_request_accepts_as_many_and_prefills_nothing(drafted: LLM) -
     before = drafted.stats().speculation.num_accepted_tokens, drafted.stats().speculation.num_drafts
     plans: list[StepPlan] = []
     executor = drafted._engine._executor  # type: ignore[union-attr]
-    execute = executor.execute
-    executor.execute = lambda plan: plans.append(plan) or execute(plan)
+    submit = executor.submit
+    executor.submit = lambda plan: plans.append(plan) or submit(plan)
     warm = generate(drafted, ids, params)
     stats = drafted.stats().speculation
     rate_warm = (stats.num_accepted_tokens - before[0]) / (stats.num_drafts - before[1])
