@@ -19,7 +19,6 @@ from paceline.errors import ConfigurationError, UnsupportedModelError
 from paceline.layers.linear import Linear
 from paceline.models.architecture import read_architecture
 from paceline.models.quantization import CheckpointQuantization, choose_formats, read_quantization
-from paceline.runner import model_runner
 from paceline.runner.kv_pool import KVPool, bytes_per_block
 from paceline.runner.model_runner import ModelRunner
 
@@ -28,6 +27,11 @@ K_PROJ = "model__layers__1__self_attn__k_proj"
 
 def load(path: Path, **fields: Any) -> ModelRunner:
     return ModelRunner.load(ModelConfig(path=path, name="tiny", max_model_len=64, **fields))
+
+
+def load_fp8(path: Path, **fields: Any) -> ModelRunner:
+    """As on a device that multiplies FP8: the kernels' references do."""
+    return ModelRunner.load(ModelConfig(path=path, name="tiny", max_model_len=64, **fields), fp8_products=True)
 
 
 def logits(runner: ModelRunner) -> Tensor:
@@ -41,12 +45,6 @@ def dequantized(linear: Linear) -> Tensor:
     return linear.weight.float() * linear.weight_scale[:, None]
 
 
-@pytest.fixture
-def fp8_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU as a device that multiplies FP8: the kernels' torch references do."""
-    monkeypatch.setattr(model_runner, "has_fp8_products", lambda device: True)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_dequantised_where_there_are_no_fp8_products(tmp_path: Path, form: str) -> None:
     """The same bits as the float32 model of the same numbers; 'llama_bias' has every bias there is."""
@@ -57,11 +55,10 @@ def test_dequantised_where_there_are_no_fp8_products(tmp_path: Path, form: str) 
         "products"  # fmt: skip
 
 
-@pytest.mark.usefixtures("fp8_products")
 @pytest.mark.parametrize("form", FORMS)
 def test_in_fp8_every_part_of_a_fused_linear_has_its_own_scales(tmp_path: Path, form: str) -> None:
     quantized, plain = make_fp8(form, tmp_path, "llama_bias")
-    runner, tensors = load(quantized), load_file(plain / "model.safetensors")
+    runner, tensors = load_fp8(quantized), load_file(plain / "model.safetensors")
     for index, layer in enumerate(runner.model.layers):
         attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
         qkv = torch.cat([tensors[f"{attention}.{part}_proj.weight"] for part in "qkv"])
@@ -81,10 +78,9 @@ def load_plain(path: Path) -> ModelRunner:
     return load(path)
 
 
-@pytest.mark.usefixtures("fp8_products")
 def test_a_fused_linear_with_an_ignored_part_is_not_fp8_and_loses_nothing(tmp_path: Path) -> None:
     quantized, plain = make_fp8("compressed-dynamic", tmp_path, ignored=("layers.1.self_attn.k_proj",))
-    runner = load(quantized)
+    runner = load_fp8(quantized)
     first, second = runner.model.layers
     assert first.attention.qkv.is_fp8
     assert second.attention.o.is_fp8
@@ -94,11 +90,10 @@ def test_a_fused_linear_with_an_ignored_part_is_not_fp8_and_loses_nothing(tmp_pa
     assert torch.equal(second.attention.qkv(x), packed(x))
 
 
-@pytest.mark.usefixtures("fp8_products")
 @pytest.mark.parametrize(("head", "kind"), [(False, "llama3"), (True, "llama3"), (True, "smollm2")])
 def test_float_checkpoint_is_quantised_while_loading(tmp_path: Path, head: bool, kind: str) -> None:
     path = make_tiny(kind, tmp_path)
-    runner, expected = load(path, quantization="fp8", quantize_lm_head=head), logits(load(path))
+    runner, expected = load_fp8(path, quantization="fp8", quantize_lm_head=head), logits(load(path))
     assert all(linear.is_fp8 for layer in runner.model.layers for linear in layer.linears)
     assert runner.model.head.is_fp8 == head
     assert runner.model.embedding.dtype == torch.float32  # tied or not
@@ -108,27 +103,24 @@ def test_float_checkpoint_is_quantised_while_loading(tmp_path: Path, head: bool,
     assert rounding.max() < 1 / 16  # half a step of three mantissa bits
 
 
-@pytest.mark.usefixtures("fp8_products")
 def test_head_of_an_fp8_checkpoint_can_be_quantised_too(tmp_path: Path) -> None:
     quantized, plain = make_fp8("compressed-dynamic", tmp_path)
-    runner = load(quantized, quantize_lm_head=True)
+    runner = load_fp8(quantized, quantize_lm_head=True)
     weight = load_file(plain / "model.safetensors")["lm_head.weight"]
     torch.testing.assert_close(dequantized(runner.model.head), weight, atol=float(weight.abs().max() / 16), rtol=0)
     with pytest.raises(ConfigurationError, match="quantize_lm_head needs an FP8 model"):
-        load(plain, quantize_lm_head=True)
+        load_fp8(plain, quantize_lm_head=True)
 
 
-@pytest.mark.usefixtures("fp8_products")
 def test_weight_bytes_are_those_of_fp8(tmp_path: Path) -> None:
     quantized, _ = make_fp8("compressed-dynamic", tmp_path)
     saved = load_file(quantized / "model.safetensors")
-    assert load(quantized).weight_bytes == sum(tensor.nbytes for tensor in saved.values())
+    assert load_fp8(quantized).weight_bytes == sum(tensor.nbytes for tensor in saved.values())
 
 
-@pytest.mark.usefixtures("fp8_products")
 def test_dummy_fp8_weights_are_finite_through_many_layers(tmp_path: Path) -> None:
     path = make_tiny("llama", tmp_path, num_hidden_layers=80)
-    first, again = (load(path, load_format="dummy", quantization="fp8") for _ in range(2))
+    first, again = (load_fp8(path, load_format="dummy", quantization="fp8") for _ in range(2))
     weight = first.model.layers[79].mlp.gate_up.weight
     assert weight.dtype == FP8
     assert torch.equal(weight.view(torch.uint8), again.model.layers[79].mlp.gate_up.weight.view(torch.uint8))

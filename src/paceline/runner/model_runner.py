@@ -61,8 +61,19 @@ class ModelRunner:
 
     @classmethod
     @torch.no_grad()
-    def load(cls, config: ModelConfig, device: torch.device | str = "cpu", *, seed: int = 0) -> ModelRunner:
-        """Read `config.path`; load_format 'dummy' needs only its config.json and fills from `seed`."""
+    def load(
+        cls,
+        config: ModelConfig,
+        device: torch.device | str = "cpu",
+        *,
+        seed: int = 0,
+        fp8_products: bool | None = None,
+    ) -> ModelRunner:
+        """Read `config.path`; load_format 'dummy' needs only its config.json and fills from `seed`.
+
+        `fp8_products` None: as the device has them. True on a CPU computes what FP8 kernels would, by their slow
+        references: to measure and to test quality.
+        """
         architecture = read_architecture(config.path)
         device = torch.device(device)
         dtype: torch.dtype = getattr(torch, config.dtype)
@@ -72,7 +83,7 @@ class ModelRunner:
             quantize=config.quantization == "fp8",
             quantize_lm_head=config.quantize_lm_head,
             tied_embeddings=architecture.tied_embeddings,
-            has_fp8_products=has_fp8_products(device),
+            has_fp8_products=has_fp8_products(device) if fp8_products is None else fp8_products,
         )
         model = LlamaModel(architecture, dtype, device, config.max_model_len, formats)
         if config.load_format == "dummy":
