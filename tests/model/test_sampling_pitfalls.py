@@ -235,3 +235,27 @@ def test_p31_a_row_with_nothing_left_to_sample_fails_alone_and_says_why(pair: tu
             assert len(failed.token_ids) == 1
             assert [list(o.outputs[0].token_ids) for o in outputs[1:]] == expected
             assert llm.stats().finished_error == 1
+
+
+# Block verification
+
+
+@pytest.fixture(scope="module")
+def block(pair: tuple[Path, Path]) -> Iterator[LLM]:
+    config = {**(speculative(pair, "draft") or {}), "rejection_sample_method": "block"}
+    with make_llm(pair[0], config) as llm:
+        yield llm
+
+
+def test_block_verification_greedy_text_is_the_plain_one(block: LLM, plain: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, frequency_penalty=0.4)
+    assert texts(block, IDS, params) == texts(plain, IDS, params)
+    assert "block verification" in block.describe()["speculation"]
+
+
+def test_p05_p06_p13_block_verification_repeats_by_seed_in_any_batch(block: LLM) -> None:
+    params = [SamplingParams(temperature=0.8, seed=i, max_tokens=20, ignore_eos=True) for i in range(len(IDS) - 1)]
+    params.append(SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
+    solo = [texts(block, [ids], one)[0] for ids, one in zip(IDS, params, strict=True)]
+    assert texts(block, IDS, params) == solo
+    assert texts(block, IDS[::-1], params[::-1]) == solo[::-1]

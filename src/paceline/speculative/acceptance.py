@@ -1,6 +1,7 @@
 """The acceptance methods by name: how a step decides which drafts are kept.
 
 rejection   token-wise rejection sampling, exact (rejection.py); the default
+block       block verification, exact, keeps at least as many drafts (block_verification.py)
 synthetic   draft i is kept with a given probability whatever the models say. For benchmarks of speed alone: the
             text is NOT the target's. Chosen by configuration, never by a request, and said wherever results are.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from paceline.config import SpeculativeConfig
 from paceline.layers.sampling import Law
-from paceline.speculative import rejection
+from paceline.speculative import block_verification, rejection
 from paceline.speculative.rejection import Outcome, Proposal
 
 Decide = Callable[[Law, Proposal, Tensor, Tensor], Outcome]
@@ -38,6 +39,8 @@ class Acceptance:
 def make_acceptance(config: SpeculativeConfig | None) -> Acceptance:
     if config is not None and config.acceptance == "synthetic":
         return Acceptance(Synthetic(config.synthetic_acceptance_rates), always_random=True)
+    if config is not None and config.acceptance == "block":
+        return Acceptance(block_verification.accept, numbers_by_step=True)
     return Acceptance()
 
 
