@@ -32,8 +32,7 @@ from torch import Tensor
 
 from paceline.kernels.acceptance import accept
 from paceline.kernels.clock import stamp
-from paceline.kernels.philox import uniforms
-from paceline.kernels.sampling import draw, processed_law
+from paceline.kernels.sampling import draw_seeded, processed_law
 from paceline.layers.random import Purpose
 from paceline.models.fused import PagedBatch
 from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, StepTimings
@@ -214,8 +213,6 @@ class CapturedDecoder:
         if k == 0:
             return tokens, None, valid
         assert self._draft is not None
-        seeds = rows.seeds[:, None].expand(-1, k)
-        u = uniforms(seeds, geometry.positions[:, 2:], int(Purpose.DRAFT))
         laws = torch.empty((num_rows, k, self._vocab_size), dtype=torch.float32, device=self._device)
         read = torch.stack((rows.previous_token, rows.last_token), dim=1).to(torch.int64)
         for place in range(k):
@@ -223,7 +220,8 @@ class CapturedDecoder:
             hidden = self._forward(self._draft, rows, geometry.positions, geometry.draft_slots, column, read, place)
             logits = self._draft.model.head(hidden[:, -1])[:, : self._vocab_size]
             law = processed_law(logits, rows.temperature, rows.min_p, rows.top_k, rows.top_p, probs=laws[:, place])
-            tokens[:, place] = draw(law, rows.temperature, u[:, place])
+            at = geometry.positions[:, place + 2].contiguous()
+            tokens[:, place] = draw_seeded(law, rows.temperature, rows.seeds, at, int(Purpose.DRAFT))
             valid &= law.valid
             read = tokens[:, place : place + 1]
         return tokens, laws, valid
