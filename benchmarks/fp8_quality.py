@@ -89,14 +89,12 @@ def answers(model: str, device: str, prompts: Sequence[str], new_tokens: int) ->
 
 def variants(config: ModelConfig, device: str) -> dict[str, ModelConfig]:
     fp8 = replace(config, dtype="bfloat16" if device == "cuda" else "float32", quantization="fp8")
-    found = {
+    return {
         "bfloat16": replace(config, dtype="bfloat16"),
         "fp8": fp8,
         "fp8, head too": replace(fp8, quantize_lm_head=True),
+        "fp8, cache too": replace(fp8, kv_cache_dtype="fp8"),
     }
-    if device == "cuda":
-        found["fp8, cache too"] = replace(fp8, kv_cache_dtype="fp8")
-    return found
 
 
 class Scorer:
@@ -104,6 +102,7 @@ class Scorer:
 
     def __init__(self, config: ModelConfig, device: str) -> None:
         self._runner = ModelRunner.load(config, device, fp8_products=True)
+        self._runner.use_fused |= config.kv_cache_dtype == "fp8"  # the only way that reads an FP8 cache
         self._vocab_size = config.vocab_size
         self._blocks = list(range(1, -(-config.max_model_len // BLOCK_SIZE) + 1))
         self._runner.allocate_kv(len(self._blocks) + 1, BLOCK_SIZE)

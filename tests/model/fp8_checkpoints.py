@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
-FORMS = ("compressed-dynamic", "compressed-static", "fp8-static", "fp8-dynamic")
+FORMS = ("compressed-dynamic", "compressed-static", "fp8-static", "fp8-dynamic", "modelopt-static")
 
 
 def _scheme(strategy: str, *, dynamic: bool) -> dict[str, Any]:
@@ -23,6 +23,8 @@ def _scheme(strategy: str, *, dynamic: bool) -> dict[str, Any]:
 def quantization_config(form: str) -> dict[str, Any]:
     if form.startswith("fp8"):
         return {"quant_method": "fp8", "activation_scheme": form.removeprefix("fp8-"), "ignored_layers": ["lm_head"]}
+    if form == "modelopt-static":
+        return {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head*"]}
     static = form == "compressed-static"
     group = {
         "targets": ["Linear"],
@@ -72,7 +74,7 @@ def _quantize(tensor: Tensor, *, per_row: bool) -> tuple[Tensor, Tensor]:
 def _as_saved(scale: Tensor, form: str) -> Tensor:
     if form == "compressed-dynamic":
         return scale
-    return scale.view(()) if form.startswith("fp8") else scale.view(1)
+    return scale.view(1) if form == "compressed-static" else scale.view(())
 
 
 def set_config(path: Path, **fields: Any) -> None:

@@ -175,6 +175,7 @@ INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "symmetric": True}
         ({"quant_method": "awq", "bits": 4}, "quant_method 'awq'"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, r"a scale for every block of \[128, 128\]"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "in format e5m2"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "Model Optimizer's NVFP4"),
         ({"quant_method": "compressed-tensors"}, "without config_groups"),
         ({"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": INT4}}}, "weights of 4-bit int"),
     ],
@@ -186,6 +187,16 @@ def test_other_quantisations_are_refused_with_what_is_supported(
     set_config(path, quantization_config=config)
     with pytest.raises(UnsupportedModelError, match=f"{words}.* is not supported. Supported are FP8"):
         read_architecture(path)
+
+
+def test_model_optimizers_own_file(tmp_path: Path) -> None:
+    """Older checkpoints say nothing in config.json."""
+    quantized, plain = make_fp8("modelopt-static", tmp_path)
+    set_config(quantized, quantization_config=None)
+    content = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (quantized / "hf_quant_config.json").write_text(json.dumps(content))
+    assert load_fp8(quantized).model.layers[0].attention.qkv.is_fp8
+    assert torch.equal(logits(load(quantized)), logits(load(plain)))
 
 
 def test_weights_alone_in_fp8_are_refused(tmp_path: Path) -> None:
@@ -205,6 +216,8 @@ def test_weights_alone_in_fp8_are_refused(tmp_path: Path) -> None:
         ("re:.*self_attn.*", "model.layers.0.self_attn.q_proj", False),
         ("model.layers.1", "model.layers.1.mlp.up_proj", False),
         ("model.layers.1", "model.layers.10.mlp.up_proj", True),
+        ("model.layers.1*", "model.layers.10.mlp.up_proj", False),
+        ("*self_attn*", "model.layers.0.mlp.up_proj", True),
     ],
 )
 def test_names_of_ignored_modules(ignored: str, module: str, covered: bool) -> None:
@@ -230,3 +243,27 @@ def test_fp8_pool(tmp_path: Path) -> None:
     pool.zero_slots(torch.arange(4, 12))
     assert torch.isnan(pool.layers[0].float()).flatten(1).all(1).tolist() == [True, False, False]
     assert not pool.layers[0][1:].float().any()
+
+
+def test_fused_forward_feeds_fp8_linears(tmp_path: Path) -> None:
+    """Norms, attention and activation hand over quantised rows: the same numbers as quantising before each product."""
+    quantized, _ = make_fp8("compressed-dynamic", tmp_path, "llama_bias")
+    runner = load_fp8(quantized)
+    expected = logits(runner)
+    runner.use_fused = True
+    torch.testing.assert_close(logits(runner), expected, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.02])
+def test_fp8_cache_stays_near_the_models_own(tmp_path: Path, scale: float) -> None:
+    """With the scale of the checkpoint, which is what one unit in the cache means."""
+    path = make_tiny("llama3", tmp_path)
+    names = (f"model__layers__{layer}__self_attn__{part}_scale" for layer in (0, 1) for part in "kv")
+    edit_tensors(path, **{name: torch.tensor(scale) for name in names})
+    expected, runner = logits(load(path)), load(path, kv_cache_dtype="fp8")
+    runner.use_fused = True
+    error = (logits(runner) - expected).norm() / expected.norm()
+    assert runner.pool.layers[0].dtype == FP8
+    assert 0 < error < 0.15
+    runner.model.kv_scales.fill_(3e-5)  # what lies beyond 448 units is cut off
+    assert (logits(runner) - expected).norm() / expected.norm() > 0.3

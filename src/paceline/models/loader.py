@@ -23,7 +23,7 @@ from paceline.kernels.fp8 import quantize_weight
 from paceline.models.support import weight_files
 
 FP8 = torch.float8_e4m3fn
-_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".input_scale", ".q_scale", ".q_proj.output_scale")
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".input_scale", ".act_scale", ".q_scale", ".q_proj.output_scale")
 _SCALE_SUFFIX = "_scale"
 _KV_SCALE_NAMES = {  # as compressed-tensors, newer and older quantisers call the scales of a layer's cache
     "self_attn.k_proj.k_scale": "self_attn.k_scale",

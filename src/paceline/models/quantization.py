@@ -3,7 +3,8 @@
 Contract
 - `read_quantization` turns config.json's `quantization_config` into a CheckpointQuantization, or refuses with what was
   found and what is supported: FP8 (E4M3) weights with one scale a tensor or one a row, as compressed-tensors
-  ("FP8-dynamic" and static) and `quant_method: fp8` store them.
+  ("FP8-dynamic" and static), `quant_method: fp8` and NVIDIA's Model Optimizer store them. The last may say so in a
+  file of its own, hf_quant_config.json.
 - Whatever the checkpoint says of activations, a step quantises them with one scale a token, taken from the token
   itself; static `input_scale`s are not used. A scale of its own is never worse than one fixed for all tokens.
 - `choose_formats` decides, before any weight is read, which linears of the running model are FP8. A device without FP8
@@ -14,23 +15,27 @@ Contract
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigurationError, UnsupportedModelError
 
 HEAD = "lm_head"
+_MODEL_OPTIMIZER = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
 _SUPPORTED = (
-    "Supported are FP8 (E4M3) weights with one scale a tensor or a row, as compressed-tensors (FP8-dynamic and static) "
-    "and quant_method 'fp8' store them; or use the checkpoint in bfloat16 with quantization='fp8'."
+    "Supported are FP8 (E4M3) weights with one scale a tensor or a row, as compressed-tensors (FP8-dynamic and "
+    "static), quant_method 'fp8' and Model Optimizer store them; or use the checkpoint in bfloat16, with "
+    "quantization='fp8' if you like."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointQuantization:
-    """A checkpoint whose linears are FP8. Names are modules' names, or patterns after 're:'."""
+    """A checkpoint whose linears are FP8. Names are modules' names, with * for anything, or patterns after 're:'."""
 
     method: str
     targets: tuple[str, ...] = ("Linear",)
@@ -82,7 +87,7 @@ def choose_formats(
 
 def read_quantization(config: dict[str, Any], path: Path) -> CheckpointQuantization | None:
     """`config` is config.json. Raises UnsupportedModelError for every kind of quantisation but FP8."""
-    found = config.get("quantization_config") or config.get("compression_config")
+    found = config.get("quantization_config") or config.get("compression_config") or _own_file(path)
     if not found:
         return None
     if not isinstance(found, dict):
@@ -92,6 +97,8 @@ def read_quantization(config: dict[str, Any], path: Path) -> CheckpointQuantizat
         return _compressed_tensors(found, path)
     if method == "fp8":
         return _fp8(found, path)
+    if method == "modelopt":
+        return _model_optimizer(found, path)
     raise _refusal(path, f"quant_method '{method}'")
 
 
@@ -125,6 +132,23 @@ def _fp8(found: dict[str, Any], path: Path) -> CheckpointQuantization:
     return CheckpointQuantization("fp8", ignored=tuple(ignored))
 
 
+def _model_optimizer(found: dict[str, Any], path: Path) -> CheckpointQuantization:
+    if found.get("quant_algo") not in _MODEL_OPTIMIZER:
+        raise _refusal(path, f"Model Optimizer's {found.get('quant_algo')}")
+    ignored = found.get("ignore") or found.get("exclude_modules") or (HEAD,)
+    return CheckpointQuantization("modelopt", ignored=tuple(ignored))
+
+
+def _own_file(path: Path) -> dict[str, Any] | None:
+    """Model Optimizer's hf_quant_config.json, in the words of a `quantization_config`."""
+    try:
+        content = json.loads((path / "hf_quant_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    found = content.get("quantization") if isinstance(content, dict) else None
+    return {**found, "quant_method": "modelopt"} if isinstance(found, dict) and found.get("quant_algo") else None
+
+
 def _refusal(path: Path, what: str) -> UnsupportedModelError:
     return UnsupportedModelError(f"{path} is quantised: {what} is not supported. {_SUPPORTED}")
 
@@ -137,4 +161,6 @@ def _matches(name: str, module: str) -> bool:
     """A pattern, a module's whole name, a part of its path ('mlp.up_proj', 'model.layers.0'), or all linears."""
     if name.startswith("re:"):
         return re.match(name.removeprefix("re:"), module) is not None
+    if "*" in name:
+        return fnmatchcase(module, name)
     return name == "Linear" or f".{name}." in f".{module}."

@@ -39,6 +39,8 @@ class Worker:
         self._allocate_pools(self.memory.num_blocks)
         if self.captured is not None:
             self.captured.capture()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()  # each graph's trial run left segments of its own size behind
         self._done: StepResult | None = None  # of an eager step, which is over when it is submitted
 
     def submit(self, plan: StepPlan) -> None:
