@@ -10,7 +10,8 @@ import torch
 
 from paceline.distill.acceptance import acceptance_along, expected_passes, processed_law
 from paceline.distill.model import Llama, LlamaShape
-from paceline.distill.report import Transcript, by_category, markdown
+from paceline.distill.report import Transcript, by_category, markdown, table
+from paceline.distill.teacher import Teacher
 
 
 def passes_of(kept: tuple[bool, ...], k: int) -> int:
@@ -99,6 +100,8 @@ def test_a_draft_that_is_the_target_keeps_everything() -> None:
     assert tallies["all"].tokens == 12  # the first comes with the prompt's pass
     assert tallies["qa"].tokens_per_pass(2) == 3.0
     assert tallies["qa"].tokens_per_pass(5) == 6.0
-    sampled = by_category(transcripts[:1], model, model, ks=(2,), temperature=0.7, top_p=0.9)
+    sampled = by_category(transcripts[:1], model, Teacher.of_dense(model, {}), ks=(2,), temperature=0.7, top_p=0.9)
     assert sampled["all"].tokens_per_pass(2) == pytest.approx(3.0, rel=1e-3)
-    assert "| qa | 1 | 12 | 1.000 | 3.00 | 6.00 |" in markdown({"qa": tallies["qa"]})
+    assert "| qa | 1 | 12 | 1.000 | 3.00 | 6.00 |" in markdown(table({"qa": tallies["qa"]}))
+    cut = by_category(transcripts[:1], model, ks=(2,), draft_vocab=torch.tensor([31]))
+    assert cut["all"].hit == sum(token == 31 for token in ids[4:]) / 12

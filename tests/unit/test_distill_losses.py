@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from paceline.distill.losses import LossTerm, divergence, head_loss, mixed_divergence
+from paceline.distill.losses import LossTerm, divergence, head_loss, mixed_divergence, parse_loss
 
 DIVERGENCES = ("forward_kl", "reverse_kl", "total_variation")
 
@@ -59,8 +59,19 @@ def test_head_loss_in_chunks_is_the_plain_loss() -> None:
         torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_terms_are_parsed_and_unknown_ones_refused() -> None:
-    assert LossTerm.parse("total_variation*0.5@0.7") == LossTerm("total_variation", 0.5, 0.7)
-    assert LossTerm.parse("reverse_kl") == LossTerm("reverse_kl")
-    with pytest.raises(ValueError, match="hinge"):
-        LossTerm.parse("hinge*2")
+def test_losses_are_parsed_and_said_again() -> None:
+    assert parse_loss("forward-kl*0.25+tv@0.6") == (
+        LossTerm("forward_kl", 0.25),
+        LossTerm("total_variation", 1.0, 0.6),
+    )
+    for text in ("reverse-kl", "tv*0.5@0.7", "forward-kl*2"):
+        assert str(LossTerm.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("l2", "unknown loss 'l2'"), ("tv*x", "are numbers"), ("tv*0", "above 0"), ("tv@-1", "above 0"), ("", "unknown")],
+)
+def test_wrong_losses_are_refused_in_words(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_loss(text)

@@ -14,7 +14,8 @@ from distill_toys import FORMAT, LANGUAGE, VOCAB, toy_target
 from paceline.distill import prompts, sampling
 from paceline.distill.prompts import Scripts
 from paceline.distill.replay import ReplayBuffer, select
-from paceline.distill.rollout import USER, BatchDecoder, CacheMemory, Rollout
+from paceline.distill.rollout import ASSISTANT, USER, BatchDecoder, CacheMemory, Rollout
+from paceline.distill.text import Text
 
 ROWS, LENGTH = 12, 40
 
@@ -59,6 +60,26 @@ def test_turns_alternate_and_markup_is_never_an_answer(rollout: Rollout) -> None
             at, user = end + 1 + len(markup), not user
 
 
+def test_ragged_beginnings_are_kept_and_answered() -> None:
+    target = toy_target()
+    memory = CacheMemory(target, 3 * LENGTH)
+    decoder = BatchDecoder(
+        target, FORMAT, Scripts.build(FORMAT, [[8]], [[11]]), memory, rows=3, length=LENGTH, user_temperature=1.0
+    )
+    given = [[1, 5, 6, 9, 2, 1, 7], [1, 5, 6, 9, 10, 11, 12, 2, 1, 7], list(range(3, 23)) * 2]
+    prefix = torch.tensor([row + [-1] * (LENGTH - len(row)) for row in given])
+    rollout = decoder.generate(prefix, torch.zeros(3), seed=1, role=ASSISTANT, open_turns=False)
+    greedy = (target(rollout.tokens) @ target.table.T).argmax(-1)
+    for row, beginning in enumerate(given):
+        assert rollout.tokens[row, : len(beginning)].tolist() == beginning
+        assert not rollout.is_answer[row, : len(beginning)].any()
+    for row in (0, 1):  # the first free token is the target's answer to the beginning
+        first = len(given[row])
+        assert rollout.is_answer[row, first]
+        assert rollout.tokens[row, first] == greedy[row, first - 1]
+    torch.testing.assert_close(rollout.hidden[:, :-1], target(rollout.tokens)[:, :-1], atol=1e-5, rtol=1e-4)
+
+
 def test_draws_follow_the_law() -> None:
     torch.manual_seed(0)
     logits, count = torch.randn(10), 40_000
@@ -71,7 +92,8 @@ def test_draws_follow_the_law() -> None:
 
 def test_selection_takes_answers_first_and_the_ring_keeps_the_latest(rollout: Rollout) -> None:
     generator = torch.Generator().manual_seed(0)
-    batch = select(rollout, slice(0, ROWS), 20, generator)
+    text = Text("chat", rollout.tokens, rollout.is_answer, rollout.temperature)
+    batch = select(text, rollout.hidden, 20, generator)
     answers = rollout.is_answer[:, 1:].sum(1)
     assert torch.equal(batch.answers.sum(1), answers.clamp(max=20))
     expected = rollout.hidden[torch.arange(ROWS).unsqueeze(1), batch.positions]

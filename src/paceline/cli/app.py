@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -34,6 +35,12 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
+
+_DRAFT, _RUN, _MACHINE = "The draft", "The run", "The machine"
+
+
+def _more(text: str, panel: str) -> Any:
+    return typer.Option(help=text, rich_help_panel=panel, show_default=False)
 
 
 def _version(wanted: bool) -> None:
@@ -118,6 +125,113 @@ def generate(
 
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k}
     run_generate(words, engine, sampling | {"seed": sampling_seed, "stop": stop or []}, raw)
+
+
+@app.command("distill")
+def distill_draft(
+    target: Annotated[str, typer.Argument(help="The model to draft for: a known name, a directory or a repo id.")],
+    out: Annotated[Path, typer.Option(help="Folder for the draft; a run that stopped there goes on.")],
+    size: Annotated[str, typer.Option(help="tiny, small, base or large.", rich_help_panel=_DRAFT)] = "small",
+    layers: Annotated[int | None, _more("Layers, instead of the size's.", _DRAFT)] = None,
+    hidden: Annotated[int | None, _more("Width, instead of the size's.", _DRAFT)] = None,
+    heads: Annotated[int | None, _more("Attention heads, instead of the size's.", _DRAFT)] = None,
+    draft_vocab: Annotated[
+        str | None,
+        _more("Also write reduced/, its head cut to so many frequent tokens; or auto. Not served yet.", _DRAFT),
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        _more("Positions to learn from, each look counted. Default 2 million on a CPU, 500 million on a GPU.", _RUN),
+    ] = None,
+    steps: Annotated[int | None, _more("The same in steps.", _RUN)] = None,
+    minutes: Annotated[
+        float | None, _more("The same in time: measured at the start, fixed from there on.", _RUN)
+    ] = None,
+    loss: Annotated[
+        str | None,
+        _more(
+            "forward-kl, reverse-kl, tv, or a sum such as forward-kl*0.25+tv@0.6 (*weight @temperature). Without it "
+            "forward-kl, and that sum for the last 30 %.",
+            _RUN,
+        ),
+    ] = None,
+    final_loss: Annotated[
+        list[str] | None, _more("For the last 30 %. Repeated: all are tried, the best draft is kept.", _RUN)
+    ] = None,
+    optimizer: Annotated[
+        list[str] | None, _more("NAME:RATE:TABLE_RATE, muon or adamw. Repeated: short trials choose.", _RUN)
+    ] = None,
+    data: Annotated[
+        list[Path] | None,
+        _more(
+            'Your own traffic, JSONL: {"messages": [...]} (answered anew) or {"text": "..."}. May be repeated.', _RUN
+        ),
+    ] = None,
+    data_mix: Annotated[
+        float | None, _more("Share of --data in what is learnt; 1: nothing else. Default 0.5.", _RUN)
+    ] = None,
+    report_on: Annotated[
+        Path | None, _more("Report on these prompts too, JSONL with category and turns or messages.", _RUN)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same draft.", rich_help_panel=_RUN)] = 1,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Begin anew in DIR, over an earlier draft.", rich_help_panel=_RUN)
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Refuse to begin: there must be a run to go on with.", rich_help_panel=_RUN)
+    ] = False,
+    checkpoint_every: Annotated[
+        float, typer.Option(help="Seconds of learning that a kill may cost.", rich_help_panel=_RUN)
+    ] = 60.0,
+    rows: Annotated[int | None, _more("Conversations written at once.", _MACHINE)] = None,
+    length: Annotated[int | None, _more("Tokens of a row; about documents twice as many.", _MACHINE)] = None,
+    batch: Annotated[int | None, _more("Rows a step.", _MACHINE)] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=_MACHINE)] = "auto",
+) -> None:
+    """Train a small draft model that fits a target, from nothing but the target.
+
+    The target writes prompts and answers; the draft learns its laws. Stopped anywhere, the same command goes on.
+    The report says how many tokens a pass the draft gives, what it costs here and which K to serve it with.
+
+    [bold]Examples[/bold]
+
+      paceline distill smollm2-135m-instruct --out my-draft --minutes 30
+
+      paceline distill ./my-llama --out my-draft --size base --data traffic.jsonl --data-mix 0.5
+
+      paceline distill ./my-llama --out my-draft --final-loss forward-kl --final-loss tv@0.6
+    """
+    from paceline.cli.distill import run_distill
+    from paceline.distill.options import DistillOptions
+
+    run_distill(
+        DistillOptions(
+            target=target,
+            out=out,
+            size=size,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            draft_vocab=draft_vocab,
+            tokens=tokens,
+            steps=steps,
+            minutes=minutes,
+            loss=loss,
+            final_loss=tuple(final_loss or ()),
+            optimizer=tuple(optimizer or ()),
+            data=tuple(data or ()),
+            data_mix=data_mix,
+            report_on=report_on,
+            seed=seed,
+            overwrite=overwrite,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+            rows=rows,
+            length=length,
+            batch=batch,
+            device=device,
+        )
+    )
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})

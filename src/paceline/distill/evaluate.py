@@ -51,4 +51,4 @@ def evaluate(
                     greedy_passes += expected_passes(kept[row, first:end].tolist(), num_speculative_tokens)
     count = sums.pop("positions")
     figures = {name: value / max(count, 1.0) for name, value in sums.items()}
-    return figures | {"tokens_per_pass": greedy_tokens / max(greedy_passes, 1.0)}
+    return figures | {"tokens_per_pass": greedy_tokens / greedy_passes if greedy_passes else 1.0}

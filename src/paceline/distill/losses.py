@@ -17,6 +17,7 @@ gradients of the hidden states and of the table directly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 Divergence = Literal["forward_kl", "reverse_kl", "total_variation"]
+LOSS_NAMES: dict[str, Divergence] = {"forward-kl": "forward_kl", "reverse-kl": "reverse_kl", "tv": "total_variation"}
 LossFunction = Callable[[Tensor, Tensor, "tuple[LossTerm, ...]"], tuple[Tensor, Tensor]]
 
 
@@ -38,12 +40,28 @@ class LossTerm:
 
     @classmethod
     def parse(cls, text: str) -> LossTerm:
-        """'total_variation', 'total_variation*0.5' or 'total_variation*0.5@0.7' (weight, temperature)."""
-        name, _, temperature = text.partition("@")
-        name, _, weight = name.partition("*")
-        if name not in ("forward_kl", "reverse_kl", "total_variation"):
-            raise ValueError(f"Unknown loss {name!r}: use forward_kl, reverse_kl or total_variation.")
-        return cls(name, float(weight or 1), float(temperature or 1))  # type: ignore[arg-type]
+        """'forward-kl', 'tv*0.5' or 'tv*0.5@0.7' (weight, temperature). Raises ValueError in words for a user."""
+        rest, _, temperature = text.strip().partition("@")
+        name, _, weight = rest.partition("*")
+        if name not in LOSS_NAMES:
+            raise ValueError(f"unknown loss '{name}': use {', '.join(LOSS_NAMES)}.")
+        try:
+            factor, heat = float(weight or 1), float(temperature or 1)
+        except ValueError:
+            raise ValueError(f"'{text}': weight and temperature are numbers, as in tv*0.5@0.7.") from None
+        if not (0 < factor < math.inf and 0 < heat < math.inf):
+            raise ValueError(f"'{text}': weight and temperature must be above 0.")
+        return cls(LOSS_NAMES[name], factor, heat)
+
+    def __str__(self) -> str:
+        name = next(short for short, long in LOSS_NAMES.items() if long == self.divergence)
+        weight = "" if self.weight == 1 else f"*{self.weight:g}"
+        return name + weight + ("" if self.temperature == 1 else f"@{self.temperature:g}")
+
+
+def parse_loss(text: str) -> tuple[LossTerm, ...]:
+    """A sum of terms: 'forward-kl*0.25+tv@0.6'."""
+    return tuple(LossTerm.parse(part) for part in text.split("+"))
 
 
 def divergence(draft_logits: Tensor, target_logits: Tensor, term: LossTerm) -> tuple[Tensor, Tensor]:

@@ -39,10 +39,10 @@ class LlamaShape:
     def from_config(cls, config: dict[str, Any]) -> LlamaShape:
         """Read a Hugging Face config.json; refuse what this module does not compute."""
         if config.get("model_type") != "llama" or config.get("attention_bias") or config.get("mlp_bias"):
-            raise UnsupportedModelError("Distillation reads plain Llama targets (model_type 'llama', no biases).")
+            raise UnsupportedModelError("This reads plain Llamas (model_type 'llama', no biases).")
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if rope.get("rope_type", "default") != "default":
-            raise UnsupportedModelError(f"Distillation does not know the rotary scaling {rope.get('rope_type')!r} yet.")
+            raise UnsupportedModelError(f"This does not know the rotary scaling {rope.get('rope_type')!r}.")
         heads = config["num_attention_heads"]
         return cls(
             vocab_size=config["vocab_size"],
@@ -162,11 +162,20 @@ class Llama(nn.Module):
         return out
 
 
+def is_plain_llama(config: dict[str, Any]) -> bool:
+    """Is a config.json's model one that `load_llama` computes?"""
+    try:
+        LlamaShape.from_config(config)
+    except (UnsupportedModelError, KeyError):
+        return False
+    return bool(config.get("tie_word_embeddings"))
+
+
 def load_llama(path: Path, *, dtype: torch.dtype, device: torch.device) -> Llama:
     """Load a Hugging Face directory with a tied head."""
     config = json.loads((path / "config.json").read_text())
     if not config.get("tie_word_embeddings"):
-        raise UnsupportedModelError(f"{path} has its own head; distillation reads targets with a tied head so far.")
+        raise UnsupportedModelError(f"{path} has its own head; this reads models with a tied head.")
     with torch.device("meta"):
         model = Llama(LlamaShape.from_config(config))
     state: dict[str, Tensor] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.distill.rollout import Rollout
+from paceline.distill.text import Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,17 @@ class Batch:
         return self.positions.numel()
 
 
-def select(rollout: Rollout, rows: slice, selected: int, generator: torch.Generator) -> Batch:
-    """A copy of `rows` with `selected` positions each, those before an answer's tokens first."""
-    predicts_answer = rollout.is_answer[rows, 1:]
+def select(text: Text, hidden: Tensor, selected: int, generator: torch.Generator) -> Batch:
+    """A copy of `text` (hidden [R, L, H]) with `selected` positions a row, those before an answer's tokens first."""
+    predicts_answer = text.is_answer[:, 1:]
     luck = torch.rand(predicts_answer.shape, generator=generator, device=predicts_answer.device)
     positions = (luck + predicts_answer).topk(selected, dim=1).indices.sort(dim=1).values
-    width = rollout.hidden.shape[-1]
     return Batch(
-        rollout.tokens[rows].clone(),
+        text.tokens.clone(),
         positions,
-        rollout.hidden[rows].gather(1, positions.unsqueeze(-1).expand(-1, -1, width)),
+        hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1])),
         predicts_answer.gather(1, positions),
-        rollout.temperature[rows].clone(),
+        text.temperature.clone(),
     )
 
 
@@ -68,6 +67,11 @@ class ReplayBuffer:
             ring[: count - first] = field[first:]
         self._next = (self._next + count) % self.capacity
         self.size = min(self.capacity, self.size + count)
+
+    def skip(self, rows: int) -> None:
+        """Go on as if `rows` rows had been added: they will have been replaced before anything is drawn."""
+        self._next = (self._next + rows) % self.capacity
+        self.size = min(self.capacity, self.size + rows)
 
     def draw(self, rows: int, generator: torch.Generator) -> Batch:
         """`rows` rows with replacement."""

@@ -11,6 +11,7 @@ Random numbers are counters: the noise of a token is a hash of (seed, row, posit
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +30,19 @@ class Rollout:
 
     tokens: Tensor  # [B, L] int64
     is_answer: Tensor  # [B, L] bool: sampled in the assistant's turn, its closing token included
-    hidden: Tensor  # [B, L, H], after the final norm; the last position is not computed
+    hidden: Tensor | None  # [B, L, H], after the final norm; the last position is not computed
     temperature: Tensor  # [B], of the assistant's turns
+
+
+class Decoder(Protocol):
+    """Continues `rows` beginnings to `length` tokens; BatchDecoder and engine_decoder.EngineDecoder do."""
+
+    rows: int
+    length: int
+
+    def generate(
+        self, prefix: Tensor, temperature: Tensor, *, seed: int, role: int, open_turns: bool
+    ) -> Rollout: ...  # see BatchDecoder.generate
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -112,6 +124,7 @@ class BatchDecoder:
             return torch.zeros(size, dtype=torch.int64, device=device)
 
         self.tokens, self.is_answer = integers(rows, length), torch.zeros_like(integers(rows, length), dtype=torch.bool)
+        self.given = torch.full_like(self.tokens, -1)  # tokens of ragged beginnings; -1 from where a row is free
         self.position, self.seed = integers(1), integers(1)
         self.role, self.script, self.cursor, self.next_script = (integers(rows) for _ in range(4))
         self.temperature = torch.zeros(rows, device=device)
@@ -124,8 +137,8 @@ class BatchDecoder:
 
     @torch.no_grad()
     def generate(self, prefix: Tensor, temperature: Tensor, *, seed: int, role: int, open_turns: bool) -> Rollout:
-        """Continue prefix [rows, P] to the full length. `role`: whose turn the prefix ends in;
-        `open_turns`: begin the first user turn with an opener."""
+        """Continue prefix [rows, P], padded with -1 on the right, to the full length. `role`: whose turn the prefix
+        ends in; `open_turns`: begin the first user turn with an opener."""
         generator = torch.Generator(self.tokens.device).manual_seed(seed)
 
         def pick(scripts: Tensor) -> Tensor:
@@ -133,7 +146,10 @@ class BatchDecoder:
             return scripts[where]
 
         self.capture()
-        self.tokens[:, : prefix.shape[1]] = prefix
+        common = int((prefix >= 0).sum(1).min())  # what every row has is read at once, the rest token by token
+        self.tokens[:, :common] = prefix[:, :common]
+        self.given.fill_(-1)
+        self.given[:, : prefix.shape[1]] = prefix
         self.is_answer.zero_()
         self.role.fill_(role)
         self.cursor.zero_()
@@ -141,9 +157,9 @@ class BatchDecoder:
         self.next_script.copy_(pick(self.following))
         self.temperature.copy_(temperature)
         self.seed.fill_(seed)
-        self._prefill(prefix.shape[1] - 1)
-        self.position.fill_(prefix.shape[1] - 1)
-        for _ in range(self.length - prefix.shape[1]):
+        self._prefill(common - 1)
+        self.position.fill_(common - 1)
+        for _ in range(self.length - common):
             self.graph.replay() if self.graph else self._step()
         return Rollout(self.tokens, self.is_answer, self.hidden, self.temperature)
 
@@ -192,16 +208,18 @@ class BatchDecoder:
         self._advance(self.draw(logits, temperature, sampling.row_keys(self.rows, self.seed, position)))
 
     def _advance(self, sampled: Tensor) -> None:
-        """Scripted tokens win over sampled ones; a closing token hands the row to the other speaker."""
+        """A given beginning wins over a script, a script over the sample; a closing token hands the row over."""
+        self.position.add_(1)
+        given = self.given.index_select(1, self.position).squeeze(1)
         scripted = self.script_table[self.script, self.cursor]
-        free = scripted < 0
-        token = torch.where(free, sampled, scripted)
+        begun, unscripted = given < 0, scripted < 0
+        free = begun & unscripted
+        token = torch.where(begun, torch.where(unscripted, sampled, scripted), given)
         answers = free & (self.role == ASSISTANT)
         ended = free & (token == self.format.end)
         following = torch.where(self.role == ASSISTANT, self.next_script, 1)
         self.script.copy_(torch.where(ended, following, self.script))
-        self.cursor.copy_(torch.where(ended, 0, self.cursor + (~free).long()))
+        self.cursor.copy_(torch.where(ended, 0, self.cursor + (begun & ~unscripted).long()))
         self.role.copy_(torch.where(ended, 1 - self.role, self.role))
-        self.position.add_(1)
         self.tokens.index_copy_(1, self.position, token.unsqueeze(1))
         self.is_answer.index_copy_(1, self.position, answers.unsqueeze(1))

@@ -24,10 +24,10 @@ def principal_axes(table: Tensor, width: int) -> Tensor:
     return reduced * scale
 
 
-def draft_from_target(target: Llama, shape: LlamaShape, *, seed: int) -> Llama:
+def draft_from_target(target_table: Tensor, shape: LlamaShape, *, seed: int) -> Llama:
     """A fresh fp32 student: table from the target's principal axes, each layer silent (its output projections
     are zero), so that the residual stream starts as the embedding itself."""
-    device = target.table.device
+    device = target_table.device
     generator = torch.Generator(device).manual_seed(seed)
     student = Llama(shape).to(device)
     with torch.no_grad():
@@ -37,8 +37,8 @@ def draft_from_target(target: Llama, shape: LlamaShape, *, seed: int) -> Llama:
                 spread = 0.0 if silent else parameter.shape[1] ** -0.5
                 parameter.normal_(0.0, spread, generator=generator)
         student.norm.weight.fill_(0.5)  # a tied head predicts its own input at first: start less sure of it
-        if shape.hidden_size <= target.shape.hidden_size:
-            student.table.copy_(principal_axes(target.table, shape.hidden_size))
+        if shape.hidden_size <= target_table.shape[1]:
+            student.table.copy_(principal_axes(target_table, shape.hidden_size))
         else:
             student.table.normal_(0.0, shape.hidden_size**-0.5, generator=generator)
     return student

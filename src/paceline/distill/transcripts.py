@@ -1,75 +1,73 @@
-"""`python -m paceline.distill.transcripts TARGET PROMPTS OUT`: what the target alone writes, for report.py.
-
-PROMPTS has a JSON object a line with `category` and `turns` (Spec-Bench's form); first turns go through the
-chat template. Transformers generates, so that the figures do not depend on the engine that they judge.
-"""
+"""What the target alone writes for the report, by Paceline's engine: prompts from held-out rows and from a file."""
 
 from __future__ import annotations
 
-import argparse
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from paceline.distill.report import Transcript
+from paceline.distill.text import Text
+from paceline.errors import ConfigurationError
+from paceline.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPrompt:
+    category: str
+    token_ids: tuple[int, ...]
+
+
+def held_out_prompts(held_out: Mapping[str, Text], per_kind: int) -> list[ReportPrompt]:
+    """The beginnings of rows that were never learnt from, up to where the target first answers."""
+    prompts = []
+    for kind, text in held_out.items():
+        for tokens, answers in list(zip(text.tokens.tolist(), text.is_answer.tolist(), strict=True))[:per_kind]:
+            first = answers.index(True) if True in answers else 0
+            if first < 2:  # text that was given as it is, or a row in which nothing was answered
+                first = len(tokens) // 2
+            prompts.append(ReportPrompt(kind, tuple(tokens[:first])))
+    return prompts
+
+
+def file_prompts(path: Path, chat: Callable[[list[dict[str, Any]]], list[int]]) -> list[ReportPrompt]:
+    """A JSON object a line: `category` with `turns` (Spec-Bench's form; first turns are asked) or with `messages`."""
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--report-on {path} cannot be read: {error}.") from None
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": entry["turns"][0]}]
+            prompts.append(ReportPrompt(str(entry.get("category", path.stem)), tuple(chat(messages))))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ConfigurationError(
+                f'--report-on {path}, entry {number}: expected {{"category": "...", "turns": ["..."]}} or '
+                f'{{"category": "...", "messages": [...]}} ({error}).'
+            ) from None
+    if not prompts:
+        raise ConfigurationError(f"--report-on {path} holds no prompts.")
+    return prompts
 
 
 def write_transcripts(
-    model: Any,
-    tokenizer: Any,
-    prompts: list[dict[str, Any]],
-    out: Path,
-    *,
-    max_new_tokens: int,
-    options: dict[str, Any],
-) -> None:
-    """Batches of twelve of similar length, padded on the left."""
-    end = model.config.eos_token_id
-    for prompt in prompts:
-        messages = [{"role": "user", "content": prompt["turns"][0]}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        prompt["ids"] = tokenizer.encode(text, add_special_tokens=False)
-    prompts = sorted(prompts, key=lambda prompt: len(prompt["ids"]))
-    with out.open("w") as file:
-        for start in range(0, len(prompts), 12):
-            batch = prompts[start : start + 12]
-            width = len(batch[-1]["ids"])
-            ids = torch.tensor([[end] * (width - len(p["ids"])) + p["ids"] for p in batch])
-            mask = torch.tensor([[0] * (width - len(p["ids"])) + [1] * len(p["ids"]) for p in batch])
-            outputs = model.generate(
-                input_ids=ids.to(model.device), attention_mask=mask.to(model.device), max_new_tokens=max_new_tokens,
-                eos_token_id=end, pad_token_id=end, **options,
-            )[:, width:].tolist()  # fmt: skip
-            for prompt, output in zip(batch, outputs, strict=True):
-                output = output[: output.index(end) + 1] if end in output else output
-                line = {"category": prompt["category"], "prompt": prompt["ids"], "output": output}
-                file.write(json.dumps(line) + "\n")
-
-
-def main() -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    options = argparse.ArgumentParser(prog="python -m paceline.distill.transcripts", description=__doc__)
-    options.add_argument("target", type=Path)
-    options.add_argument("prompts", type=Path)
-    options.add_argument("out", type=Path)
-    options.add_argument("--temperature", type=float, default=0.0)
-    options.add_argument("--top-p", type=float, default=1.0)
-    options.add_argument("--max-new-tokens", type=int, default=128)
-    options.add_argument("--seed", type=int, default=0)
-    chosen = options.parse_args()
-    torch.manual_seed(chosen.seed)
-    model = AutoModelForCausalLM.from_pretrained(chosen.target, dtype=torch.float32)
-    sampling: dict[str, Any] = {"do_sample": False}
-    if chosen.temperature > 0:
-        sampling = {"do_sample": True, "temperature": chosen.temperature, "top_p": chosen.top_p, "top_k": 0}
-    prompts = [json.loads(line) for line in chosen.prompts.read_text().splitlines()]
-    with torch.inference_mode():
-        write_transcripts(
-            model, AutoTokenizer.from_pretrained(chosen.target), prompts, chosen.out,
-            max_new_tokens=chosen.max_new_tokens, options=sampling,
-        )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()
+    llm: LLM, prompts: list[ReportPrompt], *, max_tokens: int, temperature: float, top_p: float, seed: int
+) -> list[Transcript]:
+    """The target alone, EOS honoured. Prompts that leave no room for an answer are left out."""
+    fitting = [prompt for prompt in prompts if len(prompt.token_ids) + max_tokens <= llm.config.model.max_model_len]
+    params = [
+        SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed + n, detokenize=False)
+        for n in range(len(fitting))
+    ]
+    outputs = llm.generate([{"prompt_token_ids": list(p.token_ids)} for p in fitting], params)
+    return [
+        Transcript(prompt.category, prompt.token_ids, tuple(output.outputs[0].token_ids))
+        for prompt, output in zip(fitting, outputs, strict=True)
+    ]

@@ -1,118 +1,169 @@
-"""The teacher at its desk: rounds of raw text, chats and chats about long documents, into replay buffers."""
+"""The teacher at its desk: rounds of raw text, chats, chats about long documents and a user's own prompts.
+
+Everything about round `number` follows from (seed, number) and the rounds before it, so a run that was interrupted
+finds the rounds that it wrote in the store and goes on with the next, as if nothing had happened.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter, deque
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.distill import prompts
-from paceline.distill.model import Llama
-from paceline.distill.prompts import ChatFormat, Scripts
+from paceline.distill.language import Language
+from paceline.distill.prompts import Scripts
 from paceline.distill.recipe import Kind, TextRecipe
 from paceline.distill.replay import Batch, ReplayBuffer, select
-from paceline.distill.rollout import USER, BatchDecoder, CacheMemory, Rollout
+from paceline.distill.rollout import ASSISTANT, USER, Decoder
+from paceline.distill.teacher import Teacher
+from paceline.distill.text import Text, TextStore
+from paceline.distill.user_text import UserText
 
-Encode = Callable[[str], Sequence[int]]
+_MAX_DOCUMENTS = 20_000
+_ROWS_AT_ONCE = 256  # selected, and read by the teacher, together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Language:
-    """What the writer needs of the tokenizer."""
-
-    format: ChatFormat
-    encode: Encode
-    document_start: int  # the token after which the target writes plain text
-    special: tuple[int, ...]  # never part of a document
+def scripts_of(language: Language) -> Scripts:
+    """What rows are made to say."""
+    encode = language.encode
+    return Scripts.build(language.format, [encode(o) for o in prompts.OPENERS], [encode(f) for f in prompts.FOLLOW_UPS])
 
 
 class Writer:
-    """Owns the decoders, the pool of documents and the buffers."""
+    """Owns the pool of documents and the buffers. `chats` and `papers` continue rows of the two lengths."""
 
-    def __init__(self, target: Llama, language: Language, recipe: TextRecipe, *, seed: int) -> None:
-        device = target.table.device
-        self.language, self.recipe = language, recipe
-        encode = language.encode
-        scripts = Scripts.build(
-            language.format, [encode(o) for o in prompts.OPENERS], [encode(f) for f in prompts.FOLLOW_UPS]
-        )
-        self.frames = [(encode(before), encode(after)) for before, after in prompts.FRAMES]
-        self.separator = encode("\n\n")
-        positions = max(recipe.chat_rows * recipe.chat_length, recipe.document_rows * recipe.document_length)
-        memory = CacheMemory(target, positions)
-        self.chats = BatchDecoder(
-            target, language.format, scripts, memory, rows=recipe.chat_rows,
-            length=recipe.chat_length, user_temperature=recipe.user_temperature,
-        )  # fmt: skip
-        self.papers = BatchDecoder(
-            target, language.format, scripts, memory, rows=recipe.document_rows,
-            length=recipe.document_length, user_temperature=recipe.user_temperature,
-        )  # fmt: skip
-        self.chat_buffer = ReplayBuffer(recipe.chat_capacity)
-        self.document_buffer = ReplayBuffer(recipe.document_capacity)
-        self.documents: deque[np.ndarray] = deque(maxlen=20_000)
-        self.answer_counts = torch.zeros(target.shape.vocab_size, dtype=torch.int64, device=device)
-        self.generator = torch.Generator(device).manual_seed(seed)
-        self.random = np.random.default_rng(seed)
-        self.seed = seed
+    def __init__(
+        self, teacher: Teacher, chats: Decoder, papers: Decoder, language: Language, recipe: TextRecipe,
+        store: TextStore, *, seed: int, user_text: UserText | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.clock = clock
+        self.teacher, self.chats, self.papers = teacher, chats, papers
+        self.language, self.recipe, self.store, self.seed, self.user_text = language, recipe, store, seed, user_text
+        self.frames = [(language.encode(before), language.encode(after)) for before, after in prompts.FRAMES]
+        self.separator = language.encode("\n\n")
+        chat_rows, long_rows = buffer_rows(recipe, teacher)
+        self.buffers: dict[str, ReplayBuffer] = {"chat": ReplayBuffer(chat_rows)}
+        self.buffers |= {kind: ReplayBuffer(long_rows) for kind in ("document", "data")}
+        self.held_out: dict[str, Batch] = {}
+        self.held_out_text: dict[str, Text] = {}
+        self.documents: deque[np.ndarray] = deque(maxlen=_MAX_DOCUMENTS)
+        self.answer_counts = torch.zeros(teacher.vocab_size, dtype=torch.int64)
         self.rounds = 0
-        self.tokens = {"raw": 0, "chat": 0, "document": 0}  # sampled by the target
+        self.helpings = 0  # rounds of the user's own prompts
+        self.tokens = {"raw": 0, "chat": 0, "document": 0, "data": 0}  # positions of rows, by kind
         self.selected = 0  # distinct positions offered to students
-        self.latest: Rollout | None = None
 
-    def write(self, kind: Kind, *, hold_out: int = 0) -> Batch | None:
-        """One round into its buffer; the first `hold_out` rows are kept apart, whole, and returned."""
-        decoder = self.papers if kind == "document" else self.chats
-        prefix = self._prefix(kind, decoder.rows)
+    def catch_up(self, rounds: int) -> None:
+        """The first `rounds` rounds again, for a run that goes on; only what stays in the buffers is read."""
+        kinds = [self.store.kind(n) if n in self.store else self.recipe.kind_of(n) for n in range(rounds)]
+        replaced, later = set[int](), Counter[str]()
+        for number in reversed(range(rounds)):
+            buffer = _buffer_of(kinds[number])
+            if later[buffer] >= self.buffers[buffer].capacity:
+                replaced.add(number)
+            if kinds.index(kinds[number]) < number:  # the first round of a kind is partly held out: not counted
+                later[buffer] += self.recipe.rows if buffer == "chat" else self.recipe.long_rows
+        for number in range(rounds):
+            self.next_round(will_be_replaced=number in replaced)
+
+    def next_round(self, *, will_be_replaced: bool = False) -> None:
+        """Write the next round, or take it from the store, and make it ready to be learnt from.
+
+        `will_be_replaced`: enough rounds are known to follow at once for none of it to stay in a buffer."""
+        number = self.rounds
+        if number in self.store:
+            text, hidden = self.store.load(number, self.teacher.device), None
+        else:
+            began = self.clock()
+            text, hidden = self._write(number)
+            self.store.save(number, text, seconds=self.clock() - began)
         self.rounds += 1
+        self.helpings += text.kind == "data"
+        self.tokens[text.kind] += text.tokens.numel()
+        answers = text.tokens[text.is_answer].cpu()
+        self.answer_counts += torch.bincount(answers, minlength=len(self.answer_counts))
+        self._collect(text)
+        self._offer(number, text, hidden, will_be_replaced)
+
+    def _write(self, number: int) -> tuple[Text, Tensor | None]:
+        kind = self.recipe.kind_of(number)
+        random = np.random.default_rng((self.seed, number))
+        if kind == "document" and not self.documents:
+            kind = "chat"  # nothing that it wrote so far is long enough to be talked about
+        decoder = self.papers if kind in ("document", "data") else self.chats
+        prefix = self._prefix(kind, decoder.rows, decoder.length, number, random)
+        temperatures = self._temperatures(decoder.rows, random)
+        temperatures[: self._num_held_out(kind, decoder.rows) : 2] = 0.0  # greedy figures need greedy rows
         rollout = decoder.generate(
-            prefix.to(decoder.tokens.device),
-            self._temperatures(decoder.rows),
-            seed=(self.seed * 1_000_003 + self.rounds) % 2**31,
-            role=USER if kind != "document" else 1 - USER,
+            prefix.to(self.teacher.device),
+            temperatures.to(self.teacher.device),
+            seed=(self.seed * 1_000_003 + number + 1) % 2**31,
+            role=USER if kind in ("raw", "chat") else ASSISTANT,
             open_turns=kind == "chat",
         )
-        self.latest = rollout
-        self.tokens[kind] += decoder.rows * (decoder.length - prefix.shape[1])
-        self.answer_counts += torch.bincount(rollout.tokens[rollout.is_answer], minlength=len(self.answer_counts))
-        self._collect(kind, rollout)
-        buffer = self.document_buffer if kind == "document" else self.chat_buffer
-        for start in range(hold_out, decoder.rows, 512):
-            rows = slice(start, min(start + 512, decoder.rows))
-            buffer.add(select(rollout, rows, self.recipe.selected, self.generator))
-        self.selected += (decoder.rows - hold_out) * self.recipe.selected
-        return select(rollout, slice(0, hold_out), decoder.length - 1, self.generator) if hold_out else None
+        whole = (prefix >= 0).all(1) if kind == "data" else torch.zeros(decoder.rows, dtype=torch.bool)
+        is_answer = rollout.is_answer | whole.to(rollout.is_answer.device).unsqueeze(1)
+        return Text(kind, rollout.tokens, is_answer, rollout.temperature), rollout.hidden
 
-    def _prefix(self, kind: Kind, rows: int) -> Tensor:
+    def _prefix(self, kind: Kind, rows: int, length: int, number: int, random: np.random.Generator) -> Tensor:
         language = self.language
+        if kind == "data":
+            assert self.user_text is not None
+            return torch.from_numpy(self.user_text.rows(rows, length, self.helpings, self.seed))
         if kind == "document":
-            length = self.recipe.document_prompts[self.rounds % len(self.recipe.document_prompts)]
+            shares = self.recipe.prompt_shares
             return prompts.document_prompts(
                 language.format, self.frames, list(self.documents), self.separator,
-                rows=rows, length=length, random=self.random,
+                rows=rows, length=int(shares[number % len(shares)] * length), random=random,
             )  # fmt: skip
         start = [language.document_start] if kind == "raw" else language.format.start
         return torch.tensor(start).expand(rows, -1)
 
-    def _temperatures(self, rows: int) -> Tensor:
-        low, high = self.recipe.temperatures
-        device = self.generator.device
-        drawn = low + (high - low) * torch.rand(rows, generator=self.generator, device=device)
-        greedy = torch.rand(rows, generator=self.generator, device=device) < self.recipe.greedy_share
-        return torch.where(greedy, 0.0, drawn)
+    def _temperatures(self, rows: int, random: np.random.Generator) -> Tensor:
+        drawn = random.uniform(*self.recipe.temperatures, rows)
+        drawn[random.random(rows) < self.recipe.greedy_share] = 0.0
+        return torch.from_numpy(drawn).float()
 
-    def _collect(self, kind: Kind, rollout: Rollout) -> None:
+    def _offer(self, number: int, text: Text, hidden: Tensor | None, will_be_replaced: bool) -> None:
+        """Select positions into the buffer; the first round of a kind gives the held-out rows, whole."""
+        buffer = self.buffers[_buffer_of(text.kind)]
+        generator = torch.Generator(self.teacher.device).manual_seed((self.seed * 1_000_003 + number) % 2**31)
+        kept = self._num_held_out(text.kind, len(text.tokens))
+        if kept:
+            mine = _rows(text, slice(0, kept))
+            states = self.teacher.read(mine.tokens) if hidden is None else hidden[:kept]
+            self.held_out[text.kind] = select(mine, states, mine.tokens.shape[1] - 1, generator)
+            self.held_out_text[text.kind] = mine
+        for start in range(kept, len(text.tokens), _ROWS_AT_ONCE):
+            rows = slice(start, min(start + _ROWS_AT_ONCE, len(text.tokens)))
+            part = _rows(text, rows)
+            self.selected += len(part.tokens) * self.recipe.selected
+            if will_be_replaced:
+                buffer.skip(len(part.tokens))
+            else:
+                states = self.teacher.read(part.tokens) if hidden is None else hidden[rows]
+                buffer.add(select(part, states, self.recipe.selected, generator))
+
+    def _num_held_out(self, kind: Kind, rows: int) -> int:
+        """Of the next round of this kind."""
+        if kind == "raw" or kind in self.held_out:
+            return 0
+        wanted = self.recipe.held_out if kind == "chat" else self.recipe.held_out // 2
+        return max(1, min(wanted, rows // 2))
+
+    def _collect(self, text: Text) -> None:
         """Add documents to the pool: plain texts, and long answers of chats."""
-        at_least = min(96, self.recipe.chat_length // 4)
-        if kind == "document":
+        at_least = min(96, self.recipe.length // 4)
+        if text.kind in ("document", "data"):
             return
-        tokens = rollout.tokens[:1024].cpu().numpy() if kind == "chat" else rollout.tokens.cpu().numpy()
-        if kind == "chat":
-            found = prompts.longest_answers(tokens, rollout.is_answer[:1024].cpu().numpy(), at_least=at_least)
+        tokens = text.tokens[:1024].cpu().numpy() if text.kind == "chat" else text.tokens.cpu().numpy()
+        if text.kind == "chat":
+            found = prompts.longest_answers(tokens, text.is_answer[:1024].cpu().numpy(), at_least=at_least)
         else:
             ends = [np.flatnonzero(row[1:] == self.language.document_start) for row in tokens]
             found = [row[1 : 1 + end[0] if len(end) else None] for row, end in zip(tokens, ends, strict=True)]
@@ -120,3 +171,20 @@ class Writer:
             document = document[~np.isin(document, self.language.special)]
             if len(document) >= at_least:
                 self.documents.append(document)
+
+
+def _buffer_of(kind: Kind) -> str:
+    return "chat" if kind == "raw" else kind
+
+
+def _rows(text: Text, rows: slice) -> Text:
+    return Text(text.kind, text.tokens[rows], text.is_answer[rows], text.temperature[rows])
+
+
+def buffer_rows(recipe: TextRecipe, teacher: Teacher) -> tuple[int, int]:
+    """Capacity in rows for chats and for each long kind: three parts of the memory and two, or what a round has."""
+    row_bytes = recipe.selected * teacher.head.shape[1] * teacher.head.element_size()
+    rows = recipe.buffer_bytes // row_bytes
+    long_kinds = len([kind for kind in recipe.kinds if kind in ("document", "data")])
+    share = rows // (3 + 2 * long_kinds)
+    return max(3 * share, recipe.rows), max(2 * share, recipe.long_rows)

@@ -1,0 +1,107 @@
+"""A user's own traffic as beginnings of rows: conversations that the target answers anew, texts as they are.
+
+A line of the JSONL file is one of
+- {"messages": [{"role": …, "content": …}, …]}: up to its last user turn, through the target's chat template. What was
+  answered in the file is not learnt: the draft must guess what this target says.
+- {"text": "…"}: plain text, learnt as it is, joined and cut into rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import ConfigurationError, InvalidRequestError
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class UserText:
+    """Beginnings of rows in token ids; one as long as a row is learnt whole."""
+
+    beginnings: tuple[np.ndarray, ...]
+    num_too_long: int = 0  # conversations left out: there would be no room for an answer
+
+    def rows(self, count: int, length: int, number: int, seed: int) -> np.ndarray:
+        """[count, length] int64 padded with -1: the `number`-th helping. All are used before one comes again."""
+        total = len(self.beginnings)
+        out = np.full((count, length), -1, dtype=np.int64)
+        for row, position in zip(out, range(number * count, (number + 1) * count), strict=True):
+            order = np.random.default_rng((seed, position // total)).permutation(total)
+            beginning = self.beginnings[order[position % total]]
+            row[: len(beginning)] = beginning
+        return out
+
+
+def read_user_text(
+    paths: Sequence[Path],
+    *,
+    chat: Callable[[Messages], list[int]],
+    encode: Callable[[str], Sequence[int]],
+    separator: int,
+    length: int,
+) -> UserText:
+    """`chat`: messages to the prompt's ids, the assistant's turn opened; `length`: of a row.
+
+    Raises ConfigurationError naming file and line for what is not as said above."""
+    prompts: list[np.ndarray] = []
+    stream: list[int] = []
+    too_long = 0
+    for path in paths:
+        for where, line in _lines(path):
+            if "messages" in line:
+                ids = _prompt(line["messages"], chat, where)
+                if len(ids) <= length * 3 // 4:
+                    prompts.append(np.array(ids))
+                else:
+                    too_long += 1
+            else:
+                stream += [separator, *encode(line["text"])]
+    pieces = [np.array(stream[at : at + length]) for at in range(0, len(stream) - length + 1, length)]
+    if not prompts and not pieces:
+        raise ConfigurationError(
+            f"{', '.join(map(str, paths))}: nothing to learn from. {too_long} conversations are longer than "
+            f"{length * 3 // 4} tokens, and the texts have {len(stream)} tokens together ({length} are needed): "
+            "give more data, or change --length."
+        )
+    return UserText((*prompts, *pieces), too_long)
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--data {path} cannot be read: {error}.") from None
+    for number, raw in enumerate(content.splitlines(), 1):
+        if not raw.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            line = json.loads(raw)
+        except json.JSONDecodeError as error:
+            raise ConfigurationError(f"{where}: not JSON ({error.msg} at column {error.colno}).") from None
+        if not isinstance(line, dict) or not (
+            isinstance(line.get("messages"), list) or isinstance(line.get("text"), str)
+        ):
+            raise ConfigurationError(f'{where}: expected {{"messages": [...]}} or {{"text": "..."}}.')
+        yield where, line
+
+
+def _prompt(messages: Any, chat: Callable[[Messages], list[int]], where: str) -> list[int]:
+    users = [number for number, message in enumerate(messages) if _role(message) == "user"]
+    if not users:
+        raise ConfigurationError(f"{where}: the conversation has no user turn.")
+    try:
+        return chat(messages[: users[-1] + 1])
+    except InvalidRequestError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
