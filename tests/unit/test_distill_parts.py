@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from distill_toys import SHAPE, VOCAB, toy_target
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from model.tiny import make_tiny
 from safetensors.torch import load_file
@@ -31,8 +31,10 @@ from paceline.distill.user_text import read_user_text
 from paceline.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
 
 CPU = torch.device("cpu")
+STEADY = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
 
+@STEADY
 @given(
     steps=st.integers(1, 3000),
     reuse=st.floats(1, 20),
@@ -195,6 +197,7 @@ def test_speed_ups_are_tokens_over_relative_costs() -> None:
     assert costs.best_k(found[2:]) == 0  # slower than plain
 
 
+@STEADY
 @given(st.lists(st.integers(0, 50), min_size=8, max_size=40), st.integers(3, 7))
 def test_the_most_frequent_tokens_are_kept_and_the_end_with_them(counts: list[int], size: int) -> None:
     tokens = frequent_tokens(torch.tensor(counts), size, always=(0, 2))
