@@ -19,6 +19,8 @@ from paceline.cli import main
 from paceline.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigurationError
+from paceline.speculative.captured import CapturedDecoder
+from paceline.worker.worker import Worker
 
 
 def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -99,6 +101,26 @@ def test_phases_by_a_clock_that_counts(tmp_path: Path) -> None:
     assert run.prefill_seconds == 2.0
     assert (run.decode_steps, run.decode_seconds, run.decode_tokens) == (3, 3.0, 6)
     assert (run.full_steps, run.num_drafts, run.tokens_per_pass) == (2, 0, 1.0)
+
+
+def test_steps_that_run_ahead_are_counted_once(tmp_path: Path) -> None:
+    """Captured steps (here by their references): what is under way when the last sequence ends is not measured."""
+    engine = engine_of(tmp_path, 3)
+    worker: Worker = engine._executor._worker  # type: ignore[attr-defined]
+    for runner in filter(None, (worker.target, worker.draft)):
+        runner.use_fused = True
+    worker.captured = CapturedDecoder(
+        worker.target, worker.draft, block_size=16, vocab_size=101, max_num_seqs=4, max_model_len=64,
+        draft_counts=[0, 1, 3],
+    )  # fmt: skip
+    worker.captured.capture()
+    for k in (3, 0, 2):
+        run = measure(engine, Workload(batch=3, input_len=7, output_len=20), k)
+        assert run.captured_steps == run.decode_steps
+        assert run.decode_tokens == 3 * 19
+        assert run.num_draft_tokens <= k * run.num_drafts
+        assert (run.num_drafts > 0) == (k > 0)
+        assert not engine.has_unfinished()
 
 
 def test_k_can_be_changed_between_runs_and_not_beyond_what_was_made(tmp_path: Path) -> None:

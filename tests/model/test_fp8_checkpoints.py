@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from model.fp8_checkpoints import FORMS, FP8, edit_tensors, make_fp8, quantization_config, set_config
+from model.pairs import make_llm, prompts, texts
 from model.rows import Feed, Rows
 from model.tiny import make_tiny
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from paceline import SamplingParams
 from paceline.config import ModelConfig
 from paceline.errors import ConfigurationError, UnsupportedModelError
 from paceline.layers.linear import Linear
@@ -267,3 +269,15 @@ def test_fp8_cache_stays_near_the_models_own(tmp_path: Path, scale: float) -> No
     assert 0 < error < 0.15
     runner.model.kv_scales.fill_(3e-5)  # what lies beyond 448 units is cut off
     assert (logits(runner) - expected).norm() / expected.norm() > 0.3
+
+
+def test_an_fp8_pair_speaks_as_the_same_numbers_do(tmp_path: Path) -> None:
+    """From the arguments to the text, on a CPU; the table at the start says what was done."""
+    quantized, plain = make_fp8("compressed-static", tmp_path)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    llm = make_llm(quantized, {"model": str(quantized), "num_speculative_tokens": 3})
+    assert texts(llm, prompts(3), params) == texts(make_llm(plain), prompts(3), params)
+    table = llm.describe()
+    assert "dequantised while loading" in table["target quantization"]
+    assert table["draft quantization"] == table["target quantization"]
+    assert llm.stats().speculation.acceptance_rate > 0.9

@@ -275,3 +275,41 @@ def test_acceptance_methods(target: str) -> None:
 def test_half_given_acceptance_is_refused(target: str, config: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"speculative_config\.(rejection_sample_method|synthetic_acceptance)"):
         resolve(model=target, speculative_config={"method": "ngram", "num_speculative_tokens": 3, **config})
+
+
+def test_fp8_settings_arrive_for_each_model(target: str, draft: str) -> None:
+    speculative = {"model": draft, "quantization": "fp8", "quantize_lm_head": True}
+    config = resolve(
+        GPU, model=target, quantization="fp8", kv_cache_dtype="fp8_e4m3", speculative_config=speculative
+    ).config  # fmt: skip
+    assert config.draft is not None
+    assert (config.model.quantization, config.model.quantize_lm_head) == ("fp8", False)
+    assert (config.draft.quantization, config.draft.quantize_lm_head) == ("fp8", True)
+    assert (config.model.kv_cache_dtype, config.draft.kv_cache_dtype) == ("fp8", "fp8")
+
+
+def test_the_draft_is_quantised_only_if_told(target: str, draft: str) -> None:
+    asked = {"model": target, "speculative_model": draft, "quantization": "fp8"}
+    for more, expected in (({}, None), ({"speculative_model_quantization": "fp8"}, "fp8")):
+        config = resolve(GPU, **asked, **more).config
+        assert config.draft is not None
+        assert (config.model.quantization, config.draft.quantization) == ("fp8", expected)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"kv_cache_dtype": "fp8"},
+        {"quantize_lm_head": True},
+        {"speculative_config": {"model": "draft", "quantization": "fp8"}},
+    ],
+)
+def test_fp8_that_needs_a_gpu_is_refused_without_one(target: str, arguments: dict[str, Any]) -> None:
+    assert "is not possible: FP8 kernels need a GPU, and this machine has no GPU. Leave it out." in refusal(
+        model=target, **arguments
+    )
+
+
+def test_head_of_an_fp8_checkpoint_may_be_quantised(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "fp8", quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"})
+    assert resolve(GPU, model=path, quantize_lm_head=True).config.model.quantize_lm_head
