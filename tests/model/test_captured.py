@@ -1,6 +1,7 @@
 """The captured step against the eager decoder: the same tokens from the same plans.
 
-Here it runs uncaptured, with the kernels' torch references; on a GPU tests/gpu runs the graphs.
+On a CPU it runs uncaptured, with the kernels' torch references (or, with TRITON_INTERPRET=1, the kernels themselves);
+on a GPU it runs as graphs, and is compared with the CPU.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def drafting(draft: Path, k: int) -> dict[str, object]:
 def test_greedy_text_is_that_of_the_eager_decoder(pair: tuple[Path, Path], k: int) -> None:
     target, draft = pair
     ids = prompts(8)
-    expected = texts(make_llm(target), ids, GREEDY)
+    expected = texts(make_llm(target, device="cpu"), ids, GREEDY)
     llm = with_captured_steps(make_llm(target, drafting(draft, k) if k else None), k=k)
     assert texts(llm, ids, GREEDY) == expected
     stats = llm._engine.stats()
@@ -65,7 +66,7 @@ def test_p05_a_seed_gives_the_same_text_captured_or_not(pair: tuple[Path, Path],
     target, draft = pair
     ids = prompts(6, seed=3)
     wanted = [SamplingParams(**params, seed=i, max_tokens=20, ignore_eos=True) for i in range(6)]
-    expected = texts(make_llm(target, drafting(draft, 4)), ids, wanted)
+    expected = texts(make_llm(target, drafting(draft, 4), device="cpu"), ids, wanted)
     assert texts(with_captured_steps(make_llm(target, drafting(draft, 4)), k=4), ids, wanted) == expected
 
 
@@ -80,7 +81,7 @@ def test_p13_mixed_batches_and_ends_anywhere(pair: tuple[Path, Path]) -> None:
         )
         for i in range(12)
     ]  # fmt: skip
-    expected = texts(make_llm(target, drafting(draft, 3)), ids, wanted)
+    expected = texts(make_llm(target, drafting(draft, 3), device="cpu"), ids, wanted)
     llm = with_captured_steps(make_llm(target, drafting(draft, 3)), k=3)
     assert texts(llm, ids, wanted) == expected
     stats = llm._engine.stats()
