@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
     from paceline.outputs import CompletionOutput, RequestOutput
     from paceline.sampling_params import SamplingParams
+    from paceline.structured.params import StructuredOutputsParams
 
 # OpenMP threads wait for each other by spinning. Where another process wants the same core, that turns a forward of
 # 60 ms into one of a second: 13 times slower on two cores, measured. A short spin costs 5 % on a quiet machine.
@@ -35,6 +36,7 @@ except PackageNotFoundError:  # run from a source tree that is not installed
 _HOMES = {
     "LLM": "llm",
     "SamplingParams": "sampling_params",
+    "StructuredOutputsParams": "structured.params",
     "CompletionOutput": "outputs",
     "RequestOutput": "outputs",
     "ConfigurationError": "errors",
@@ -53,6 +55,7 @@ __all__ = [
     "PacelineError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "UnsupportedModelError",
 ]
 

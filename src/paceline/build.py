@@ -11,18 +11,28 @@ from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
 
 if TYPE_CHECKING:
-    from paceline.engine.interfaces import TokenDecoder
+    from paceline.tokenizer import Tokenizer
 
 
 def build_engine(config: EngineConfig) -> Engine:
     """Load everything that the configuration names."""
     from paceline.tokenizer import load_tokenizer
 
-    return assemble_engine(config, load_tokenizer(config.model.path))
+    return assemble_engine(config, load_tokenizer(config.model.path), shared=True)
 
 
-def assemble_engine(config: EngineConfig, token_decoder: TokenDecoder | None) -> Engine:
-    """Load the models; the tokenizer is already there, or not wanted."""
+def assemble_engine(config: EngineConfig, tokenizer: Tokenizer | None, *, shared: bool = False) -> Engine:
+    """Load the models; the tokenizer is already there, or not wanted.
+
+    `shared`: strangers send requests, so a grammar is tried in a sandbox and compiled while others go on.
+    """
+    from paceline.structured.sandbox import Sandbox
+    from paceline.structured.service import GrammarService
+    from paceline.structured.store import GrammarStore
     from paceline.worker.executor import make_executor
 
-    return Engine(config, make_executor(config), token_decoder)
+    if tokenizer is None:
+        return Engine(config, make_executor(config), None)
+    store = GrammarStore(tokenizer, config.model.eos_token_ids)
+    grammars = GrammarService(store, Sandbox() if shared else None)
+    return Engine(config, make_executor(config, store), tokenizer, grammars=grammars)

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import InvalidRequestError, did_you_mean
+from paceline.structured.constraint import Constraint
+from paceline.structured.params import constraint_of
 
-# Fields of vLLM's SamplingParams that this version refuses, with the value that means "not used".
-_NOT_YET: dict[str, tuple[Any, ...]] = {
-    "structured_outputs": (None,),
-}
 # Fields that will not come, with the reason.
 _NEVER: dict[str, tuple[tuple[Any, ...], str]] = {
     "logits_processors": ((None, []), "code of the user inside the sampler is not supported"),
@@ -71,6 +69,7 @@ class _Fields:
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: list[int] | None = None
+    structured_outputs: Constraint | None = None  # given as StructuredOutputsParams or a dict: see structured/params.py
     detokenize: bool = True
     skip_special_tokens: bool = True
 
@@ -86,7 +85,7 @@ class SamplingParams(_Fields):
     def __init__(self, **arguments: Any) -> None:
         known = {f.name for f in dataclasses.fields(_Fields)}
         fields: dict[str, Any] = {}
-        for name, value in arguments.items():
+        for name, value in _renamed(arguments).items():
             if name in known:
                 fields[name] = value
             else:
@@ -98,6 +97,15 @@ class SamplingParams(_Fields):
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+
+def _renamed(arguments: dict[str, Any]) -> dict[str, Any]:
+    """`guided_decoding` is vLLM's older name of `structured_outputs`."""
+    older = arguments.get("guided_decoding")
+    if older is not None and arguments.get("structured_outputs") is not None:
+        raise _refuse("guided_decoding is the older name of structured_outputs; give one of them.", "guided_decoding")
+    rest = {name: value for name, value in arguments.items() if name != "guided_decoding"}
+    return rest if older is None else rest | {"structured_outputs": constraint_of(older, "guided_decoding")}
 
 
 def _refuse_unknown(name: str, value: object, known: set[str]) -> None:
@@ -115,13 +123,7 @@ def _refuse_unknown(name: str, value: object, known: set[str]) -> None:
         if _is_one_of(value, neutral):
             return
         raise _refuse(f"{name}={value!r} is not supported: {reason}; leave it out.", name)
-    if name in _NOT_YET:
-        if _is_one_of(value, _NOT_YET[name]):
-            return
-        raise _refuse(f"{name} is not supported yet; leave it out.", name)
-    raise _refuse(
-        f"Unknown sampling parameter '{name}'.{did_you_mean(name, known | set(_NOT_YET) | set(_NEVER))}", name
-    )
+    raise _refuse(f"Unknown sampling parameter '{name}'.{did_you_mean(name, known | set(_NEVER))}", name)
 
 
 def _is_one_of(value: object, neutral: tuple[Any, ...]) -> bool:
@@ -141,6 +143,8 @@ def _normalise(fields: dict[str, Any]) -> None:
             del fields[name]
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
+    if "structured_outputs" in fields:
+        fields["structured_outputs"] = constraint_of(fields["structured_outputs"], "structured_outputs")
     if fields.get("top_k") == -1:
         fields["top_k"] = 0
     bias = fields.get("logit_bias")
@@ -194,6 +198,10 @@ def _validate(p: _Fields) -> None:
     _check(
         isinstance(p.bad_words, list) and all(isinstance(word, str) and word.strip() for word in p.bad_words),
         "bad_words", "a list of texts that are more than spaces", p.bad_words,
+    )  # fmt: skip
+    _check(
+        p.structured_outputs is None or not p.ignore_eos,
+        "ignore_eos", "false with structured output, behind whose end nothing may follow", p.ignore_eos,
     )  # fmt: skip
     for name in ("logprobs", "prompt_logprobs"):
         value = getattr(p, name)

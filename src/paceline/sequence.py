@@ -77,6 +77,13 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     arrival_time: float = 0.0
 
 
+class Refusal(msgspec.Struct, frozen=True):
+    """A request was found to be wrong after it had been taken: an InvalidRequestError; `error` is its message."""
+
+    param: str | None = None
+    code: str | None = None
+
+
 class SequenceDelta(msgspec.Struct, kw_only=True):
     """What one step added to one sequence: the engine's output.
 
@@ -95,6 +102,7 @@ class SequenceDelta(msgspec.Struct, kw_only=True):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token or string that ended it; None for EOS
     error: str | None = None
+    refusal: Refusal | None = None  # the error is the request's own
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     speculation: SpeculationCounts | None = None  # with the finish_reason
@@ -128,6 +136,8 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of prompt tokens 1, 2, ... as far as scored
     draft_failed: bool = False  # the draft's KV of this sequence went bad: it goes on without drafts
     text: TextStream | None = None  # None: no detokenizer
+    grammar: object = None  # the compiled grammar, kept alive for the worker as long as the sequence lives
+    grammar_end_token_ids: frozenset[int] = frozenset()  # legal only where the grammar is met: always an end
     speculation: SpeculationCounts = field(default_factory=SpeculationCounts)
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ BAD: list[tuple[str, Any]] = [
     ("presence_penalty", 2.1), ("presence_penalty", -2.1), ("frequency_penalty", 3), ("frequency_penalty", "1"),
     ("frequency_penalty", float("nan")), ("repetition_penalty", 0), ("repetition_penalty", -1.0),
     ("repetition_penalty", 1e9), ("repetition_penalty", True), ("bad_words", "x"), ("bad_words", [""]),
-    ("bad_words", [" "]), ("bad_words", [3]), ("structured_outputs", {"json": "{}"}),
+    ("bad_words", [" "]), ("bad_words", [3]), ("structured_outputs", {}), ("structured_outputs", 3),
     ("logits_processors", [print]), ("truncate_prompt_tokens", 5), ("spaces_between_special_tokens", False),
     ("use_beam_search", True), ("best_of", 4), ("best_of", True), ("length_penalty", 0.5), ("early_stopping", True),
     ("temprature", 1.0),

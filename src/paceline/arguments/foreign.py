@@ -21,6 +21,7 @@ class Foreign:
 
 _TEXT_ONLY = "Paceline serves text-only decoders."
 _ALWAYS_CHUNKED = "prefill is always chunked here: a step has no phases."
+_ONE_GRAMMAR = "xgrammar is the one backend."
 _NO_LORA = "LoRA adapters are not supported; merge the adapter into the weights."
 _ONE_NODE = "this version runs on one node, without pipeline or data parallelism."
 _LOSSLESS = "acceptance is exact; choose its method with speculative_config.rejection_sample_method."
@@ -75,8 +76,10 @@ FOREIGN: dict[str, Foreign] = {
     "disable_log_stats": Foreign((True, False), ""),
     "logprobs_mode": Foreign(("raw_logprobs",), "logprobs are taken before temperature and every restriction."),
     "disable_sliding_window": Foreign((False,), _NO_HF),
-    "guided_decoding_backend": Foreign(("auto", None), "structured output is not supported yet."),
-    "structured_outputs_config": Foreign((None,), "structured output is not supported yet."),
+    "guided_decoding_backend": Foreign(("auto", "xgrammar", None), _ONE_GRAMMAR),
+    "structured_outputs_config": Foreign(
+        (None, {"backend": "auto"}, {"backend": "xgrammar"}), "xgrammar is the one backend."
+    ),
     "logits_processors": Foreign((None,), "code of the user inside the sampler is not supported."),
     "enable_lora": Foreign((False,), _NO_LORA),
     "max_loras": Foreign((1,), _NO_LORA),

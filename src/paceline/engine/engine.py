@@ -14,16 +14,20 @@ import random
 import time
 from collections.abc import Callable
 
+from msgspec import structs
+
 from paceline.config import EngineConfig
 from paceline.engine.block_manager import BlockManager
-from paceline.engine.interfaces import Executor, TokenDecoder
+from paceline.engine.grammar_queue import GrammarQueue, Prepared
+from paceline.engine.interfaces import Executor, GrammarCompiler, TokenDecoder
 from paceline.engine.scheduler import Scheduler, Update
 from paceline.engine.speculation import SpeculationPolicy
 from paceline.engine.statistics import EngineStats
 from paceline.errors import ConfigurationError, InvalidRequestError
 from paceline.plan import SamplingPlan, StepPlan, StepResult
 from paceline.sampling_params import SamplingParams, check_num_logprobs
-from paceline.sequence import EngineRequest, FinishReason, Sequence, SequenceDelta, SpeculationCounts
+from paceline.sequence import EngineRequest, FinishReason, Refusal, Sequence, SequenceDelta, SpeculationCounts
+from paceline.structured.constraint import Constraint, Grammar
 from paceline.text_stream import TextStream
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # odd: answers of one request get seeds far apart
@@ -37,6 +41,7 @@ class Engine:
         executor: Executor,
         token_decoder: TokenDecoder | None,
         *,
+        grammars: GrammarCompiler | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
@@ -45,6 +50,7 @@ class Engine:
         self._clock = clock
         self._random = random.Random(config.seed)
         self._scheduler = make_scheduler(config, executor)
+        self._grammars = GrammarQueue(grammars)
         self._siblings: dict[str, list[Sequence]] = {}  # held until the first answer's prompt is computed
         self._unreported: list[SequenceDelta] = []
         self._next_seq_id = 0
@@ -54,12 +60,25 @@ class Engine:
     # -- requests -------------------------------------------------------------------------------------
 
     def add_request(self, request: EngineRequest) -> None:
-        """Queue a request. Raises InvalidRequestError at once if it can never be served."""
+        """Queue a request. Raises InvalidRequestError at once if it can never be served.
+
+        A request whose grammar takes a while to compile is refused, if it must be, by a delta with a `refusal`.
+        """
+        self._check(request)
+        constraint = request.sampling_params.structured_outputs
+        if constraint is None:
+            self._admit(request)
+        elif (prepared := self._grammars.add(request, constraint)) is not None:
+            self._admit(request, prepared.compiled)
+
+    def _admit(self, request: EngineRequest, grammar: object = None) -> None:
         params = request.sampling_params
         max_tokens = self._check(request)
         bad_words = self._bad_words(params)
         seed = params.seed if params.seed is not None else self._random.getrandbits(64)
         sequences = [self._sequence(request, index, seed, max_tokens, bad_words) for index in range(params.n)]
+        for sequence in sequences:
+            sequence.grammar = grammar
         self._scheduler.add(sequences[0])
         if params.n > 1:
             self._siblings[request.request_id] = sequences[1:]
@@ -67,6 +86,9 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request wherever it is. Unknown or finished ids are ignored: the client may be late."""
+        compiling = self._grammars.remove(request_id)
+        if compiling is not None:
+            self._unreported += _early_ends(compiling, FinishReason.ABORT)
         held = self._siblings.pop(request_id, [])
         for sequence in held:
             sequence.finish_reason = FinishReason.ABORT
@@ -75,7 +97,7 @@ class Engine:
             self._unreported.append(self._final_delta(sequence, []))
 
     def has_unfinished(self) -> bool:
-        return self._scheduler.has_unfinished() or bool(self._unreported)
+        return self._scheduler.has_unfinished() or bool(self._unreported) or len(self._grammars) > 0
 
     # -- the step -------------------------------------------------------------------------------------
 
@@ -85,6 +107,9 @@ class Engine:
         Where the executor can run ahead, the next step is submitted before this one's result is waited for: the
         host commits, streams and plans while the device computes.
         """
+        if len(self._grammars):
+            idle = not (self._scheduler.has_unfinished() or self._unreported)
+            self._admit_prepared(self._grammars.take(idle=idle))
         started = self._clock()
         if not self._scheduler.num_under_way:
             self._submit(self._scheduler.schedule())
@@ -93,6 +118,13 @@ class Engine:
         deltas = self._collect_and_commit(started) if self._scheduler.num_under_way else []
         unreported, self._unreported = self._unreported, []
         return unreported + deltas
+
+    def _admit_prepared(self, prepared: list[Prepared]) -> None:
+        for ready in prepared:
+            if ready.refusal is None:
+                self._admit(ready.request, ready.compiled)
+            else:
+                self._unreported += _early_ends(ready.request, FinishReason.ERROR, ready.refusal)
 
     def _submit(self, plan: StepPlan | None) -> None:
         if plan is not None:
@@ -115,7 +147,7 @@ class Engine:
         """The counters now; the caller may keep the object."""
         scheduler, blocks = self._scheduler, self._scheduler.blocks
         self._stats.num_running = len(scheduler.running)
-        self._stats.num_waiting = len(scheduler.waiting) + sum(map(len, self._siblings.values()))
+        self._stats.num_waiting = len(scheduler.waiting) + sum(map(len, self._siblings.values())) + len(self._grammars)
         self._stats.kv_cache_usage = blocks.usage
         self._stats.prefix_cache_queries = blocks.num_prefix_queries
         self._stats.prefix_cache_hits = blocks.num_prefix_hits
@@ -142,6 +174,7 @@ class Engine:
         self._scheduler.blocks.reset_prefix_cache()
 
     def shutdown(self) -> None:
+        self._grammars.close()
         self._executor.shutdown()
 
     # -- inside ---------------------------------------------------------------------------------------
@@ -165,6 +198,11 @@ class Engine:
                 f"Token id {bad} is outside the vocabulary of {vocab_size} tokens.", param="prompt"
             )
         _check_token_ids(params, vocab_size)
+        if params.structured_outputs is not None and not self._grammar_ends(params):
+            raise InvalidRequestError(
+                "This model has no EOS token to end a structured answer; name a special token in stop_token_ids.",
+                param=params.structured_outputs.param,
+            )
         check_num_logprobs(params, self.config.max_logprobs)
         room = limit - len(prompt)
         return room if params.max_tokens is None else min(params.max_tokens, room)
@@ -185,10 +223,24 @@ class Engine:
                 found[tuple(self._decoder.encode(text, add_special_tokens=False))] = None
         return tuple(word for word in found if word)
 
+    def _grammar_ends(self, params: SamplingParams) -> tuple[int, ...]:
+        """Tokens that end a structured answer: EOS, and stop tokens that are no text. A stop token that is text ends
+        the answer wherever the grammar has it."""
+        stops = [token for token in params.stop_token_ids if self._decoder and not self._decoder.decode([token])]
+        return tuple(dict.fromkeys([*self.config.model.eos_token_ids, *stops]))
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        constraint: Constraint | None = params.structured_outputs
+        return Grammar(constraint=constraint, end_token_ids=self._grammar_ends(params)) if constraint else None
+
     def _sequence(
         self, request: EngineRequest, index: int, seed: int, max_tokens: int, bad_words: tuple[tuple[int, ...], ...]
     ) -> Sequence:
         params, eos = request.sampling_params, self.config.model.eos_token_ids
+        sampling = _sampling_plan(params, index, (seed + index * _SEED_STRIDE) & _MASK64, eos, bad_words)
+        grammar = self._grammar(params)
+        if grammar is not None:
+            sampling = structs.replace(sampling, grammar=grammar.encode())
         self._next_seq_id += 1
         return Sequence(
             seq_id=self._next_seq_id,
@@ -196,7 +248,8 @@ class Engine:
             index=index,
             prompt_token_ids=request.prompt_token_ids,
             params=params,
-            sampling=_sampling_plan(params, index, (seed + index * _SEED_STRIDE) & _MASK64, eos, bad_words),
+            sampling=sampling,
+            grammar_end_token_ids=frozenset(grammar.end_token_ids if grammar else ()),
             eos_token_ids=frozenset(eos),
             max_tokens=max_tokens,
             text=self._text_stream(params),
@@ -304,6 +357,23 @@ def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
             raise InvalidRequestError(
                 f"{param} names token id {bad[0]}, outside the vocabulary of {vocab_size} tokens.", param=param
             )
+
+
+def _early_ends(
+    request: EngineRequest, reason: FinishReason, refusal: InvalidRequestError | None = None
+) -> list[SequenceDelta]:
+    """The last deltas of a request that never got into the scheduler, one an answer."""
+    return [
+        SequenceDelta(
+            request_id=request.request_id,
+            index=index,
+            finish_reason=reason,
+            error=str(refusal) if refusal else None,
+            refusal=Refusal(refusal.param, refusal.code) if refusal else None,
+            num_prompt_tokens=len(request.prompt_token_ids),
+        )
+        for index in range(request.sampling_params.n)
+    ]
 
 
 def _sampling_plan(

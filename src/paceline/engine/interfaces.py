@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from paceline.plan import StepPlan, StepResult
+from paceline.structured.constraint import Constraint
 
 
 class Executor(Protocol):
@@ -41,3 +43,13 @@ class TokenDecoder(Protocol):
     def decode(self, token_ids: Seq[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+
+class GrammarCompiler(Protocol):
+    """Compiles constraints away from the step path."""
+
+    def prepare(self, constraint: Constraint) -> Future[Any]:
+        """What is to be held while the grammar is in use; the future fails with GrammarError."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,5 +1,7 @@
 """Where a sequence ends inside the tokens of one step.
 
+A grammar's end is an end whatever min_tokens says: it is legal too early only where nothing else is.
+
 The checks run token by token, in the order the tokens were emitted, so nothing after an end is kept: EOS
 and stop tokens (once min_tokens are out), stop strings, then max_tokens. All limits on length are in
 `sequence.max_tokens`, resolved at admission.
@@ -41,7 +43,7 @@ def _token_ending(sequence: Sequence, run: list[int]) -> Ending:
     stop_ids = sequence.params.stop_token_ids
     for count, token_id in enumerate(run, start=1):
         emitted = sequence.num_output_tokens + count
-        if emitted >= sequence.params.min_tokens:
+        if emitted >= sequence.params.min_tokens or token_id in sequence.grammar_end_token_ids:
             if token_id in sequence.eos_token_ids and not sequence.params.ignore_eos:
                 return Ending(count, FinishReason.STOP)
             if token_id in stop_ids:

@@ -10,6 +10,7 @@ restrictions cost nothing; only grammars and bad words of several tokens need th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from typing import Protocol
 
@@ -34,6 +35,18 @@ class MaskProvider(Protocol):
         """
         ...
 
+    def num_legal(self, row: RowPlan, drafts: list[int]) -> int:
+        """How many of the drafts the row's grammar follows, from the first on."""
+        ...
+
+    def keep(self, seq_ids: Iterable[int]) -> None:
+        """What is cached for other sequences is not needed in this step, and must not stay."""
+        ...
+
+    def failure(self, seq_id: int) -> str | None:
+        """Why nothing is allowed, where that is not the grammar's own doing."""
+        ...
+
 
 class Restrictions:
     """Those of a step's emitting rows."""
@@ -49,6 +62,12 @@ class Restrictions:
         selected = Restrictions([self._all[row] for row in rows], self._masks)
         selected._penalties = _Penalties(selected._rows, self._penalties.counted)
         return selected
+
+    def num_legal(self, row: int, drafts: list[int]) -> int:
+        """How many drafts of a row, from the first on, may be said at all."""
+        if self._all[row].sampling.grammar is None or self._masks is None:
+            return len(drafts)
+        return self._masks.num_legal(self._all[row], drafts)
 
     def apply(self, logits: Tensor, drafts: Tensor, first_place: int) -> Tensor:
         """Restricted logits [B, P, V] for places first_place .. first_place+P-1; drafts [B, D], padding -1.
@@ -77,7 +96,7 @@ class Restrictions:
         held = plan.min_tokens - row.num_output_tokens - first_place - 1
         if held > 0 and plan.stop_token_ids:
             # The token at place i is number num_output_tokens + first_place + i + 1 of the answer.
-            logits[:held, list(plan.stop_token_ids)] = _NOTHING
+            _hold_back_ends(logits[:held], plan)
         if plan.logit_bias:
             ids, values = zip(*plan.logit_bias, strict=True)
             logits[:, list(ids)] += torch.tensor(values, device=logits.device)
@@ -88,6 +107,16 @@ class Restrictions:
         allowed = self._masks.masks(row, drafts[: first_place + places - 1], first_place, places)
         if allowed is not None:
             logits[:places].masked_fill_(~allowed.to(logits.device), _NOTHING)
+
+
+def _hold_back_ends(logits: Tensor, plan: SamplingPlan) -> None:
+    """Mask the ends in logits [P, V]. A grammar that allows nothing else is at its end, and wins."""
+    held = logits.clone()
+    held[:, list(plan.stop_token_ids)] = _NOTHING
+    if plan.grammar is not None:
+        at_its_end = ~held.isfinite().any(-1, keepdim=True)
+        held = torch.where(at_its_end, logits, held)
+    logits.copy_(held)
 
 
 def _places_in_use(logits: Tensor, drafts: list[int], first_place: int) -> int:

@@ -108,6 +108,10 @@ class SamplingBatch:
         positions = starts + torch.arange(first_place, first_place + num_places, device=self.device)
         return uniforms(seeds, positions, purpose, starts if self._numbers_by_step else None)
 
+    def num_legal(self, row: int, drafts: list[int]) -> int:
+        """How many of a row's drafts, from the first on, its grammar follows; all of them without a grammar."""
+        return self._restrictions.num_legal(row, drafts)
+
     def law(self, logits: Tensor, drafts: Tensor, first_place: int = 0) -> Law:
         """The laws of logits [B, P, V] float32 at places first_place .. first_place+P-1.
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from paceline.errors import InvalidRequestError
 from paceline.plan import TokenLogprobs
 from paceline.sampling_params import SamplingParams
 from paceline.sequence import EngineRequest, FinishReason, SequenceDelta, SpeculationCounts
@@ -80,10 +81,15 @@ class Generation:
         return sum(self._cached)
 
     async def deltas(self) -> AsyncGenerator[tuple[int, SequenceDelta], None]:
-        """Yield (answer index, delta). Raises RequestFailedError when one of the answers failed."""
+        """Yield (answer index, delta).
+
+        Raises RequestFailedError when one of the answers failed, InvalidRequestError when the request was refused.
+        """
         async with aclosing(self._merged()) as merged:
             async for prompt, delta in merged:
                 self._count(prompt, delta)
+                if delta.refusal is not None:
+                    raise InvalidRequestError(str(delta.error), param=delta.refusal.param, code=delta.refusal.code)
                 if delta.finish_reason is FinishReason.ERROR:
                     raise RequestFailedError(f"The generation failed: {delta.error or 'no reason was given'}")
                 yield prompt * self._params.n + delta.index, delta

@@ -14,6 +14,8 @@ from paceline.arguments.foreign import Foreign
 from paceline.errors import InvalidRequestError, did_you_mean
 from paceline.sampling_params import SamplingParams, check_num_logprobs
 from paceline.server.unsupported import CHAT, COMPLETION, UNSUPPORTED_IN_MESSAGES, UNSUPPORTED_ROLES
+from paceline.structured.constraint import Constraint
+from paceline.structured.params import constraint_of, response_format_constraint, single
 
 _SAMPLING_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
@@ -72,6 +74,13 @@ class GenerationRequest(_Strict):
     allowed_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    # What the answer must be; the shapes are checked in structured/params.py, which words its own errors.
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     user: str | None = Field(None, description="Who asks; never changes the answer.")
     safety_identifier: str | None = Field(None, description="Who asks; never changes the answer.")
     prompt_cache_key: str | None = Field(
@@ -110,9 +119,24 @@ class GenerationRequest(_Strict):
 
     def _sampling(self, max_logprobs: int, **resolved: Any) -> SamplingParams:
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
-        params = SamplingParams(**given | resolved)
+        params = SamplingParams(**given | resolved, structured_outputs=self._constraint())
         check_num_logprobs(params, max_logprobs)
         return params
+
+    def _constraint(self) -> Constraint | None:
+        """The one constraint of the request. vLLM's older fields are names for the parts of structured_outputs."""
+        found = {
+            "response_format": response_format_constraint(self.response_format),
+            "structured_outputs": constraint_of(self.structured_outputs, "structured_outputs"),
+        }
+        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar"):
+            if getattr(self, name) is not None:
+                found[name] = single(name.removeprefix("guided_"), getattr(self, name), name)
+        given = [name for name, constraint in found.items() if constraint is not None]
+        if len(given) > 1:
+            message = f"{' and '.join(given)} both say what the answer must be; give one."
+            raise InvalidRequestError(message, param=given[1])
+        return found[given[0]] if given else None
 
 
 class TextPart(_Strict):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from paceline.arguments.foreign import Foreign
 
 _NO_TOOLS = "tools are not supported yet."
-_NO_GRAMMAR = "structured output is not supported yet."
 _NO_STORE = "nothing is stored on this server."
 _NO_BEAMS = "beam search does not go with speculative decoding; use n with temperature > 0."
 _TEXT_ONLY = "this server reads and writes text only."
@@ -22,12 +21,8 @@ COMMON: dict[str, Foreign] = {
     "early_stopping": Foreign((None, False), _NO_BEAMS),
     "logits_processors": Foreign((None, []), "code of the user inside the sampler is not supported."),
     "spaces_between_special_tokens": Foreign((None, True), "text is what the tokenizer makes of the tokens."),
-    "structured_outputs": Foreign((None,), _NO_GRAMMAR),
-    "guided_json": Foreign((None,), _NO_GRAMMAR),
-    "guided_regex": Foreign((None,), _NO_GRAMMAR),
-    "guided_choice": Foreign((None,), _NO_GRAMMAR),
-    "guided_grammar": Foreign((None,), _NO_GRAMMAR),
-    "response_format": Foreign((None, {"type": "text"}), _NO_GRAMMAR),
+    "guided_decoding_backend": Foreign((None, "auto", "xgrammar"), "xgrammar is the one backend."),
+    "guided_whitespace_pattern": Foreign((None,), "use structured_outputs with disable_any_whitespace."),
     "truncate_prompt_tokens": Foreign((None,), "prompts are never cut silently."),
     "priority": Foreign((None, 0), "requests are served in the order of their arrival."),
     "metadata": Foreign((None, {}), _NO_STORE),

@@ -81,6 +81,8 @@ class SpeculativeDecoder:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         rows = emitting_rows(plan)
+        if self._masks is not None:
+            self._masks.keep([row.seq_id for row in plan.rows])
         sampling = SamplingBatch(
             rows, self._target.device, masks=self._masks, numbers_by_step=self._acceptance.numbers_by_step
         )
@@ -140,6 +142,8 @@ class SpeculativeDecoder:
         for row, good, scored in zip(plan.rows, verified.finite, verified.scored_rows(plan), strict=True):
             result = _emitted(row, *next(emitted), finite=good) if row.emits else _silent(row, finite=good)
             scores = token_logprobs(scored, row.scored_token_ids, row.sampling.num_prompt_logprobs)
+            if result.error == NOTHING_LEFT and self._masks is not None and row.sampling.grammar is not None:
+                result = structs.replace(result, error=self._masks.failure(row.seq_id) or NOTHING_LEFT)
             failed = row.seq_id in proposal.failed
             results.append(structs.replace(result, prompt_logprobs=scores or [], draft_failed=failed))
         return results

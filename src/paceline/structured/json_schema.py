@@ -24,6 +24,7 @@ from paceline.structured.regex import json_pattern
 Schema = dict[str, Any]
 
 MAX_DEPTH = 64
+MAX_SCHEMAS = 10_000  # in one
 
 _ANNOTATIONS = frozenset({
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
@@ -72,6 +73,7 @@ class _Walk:
     def __init__(self, root: Schema | bool, param: str) -> None:
         self._root = root
         self._param = param
+        self._count = 0
 
     def node(self, schema: Any, path: str, depth: int) -> Schema | bool:
         if isinstance(schema, bool):
@@ -80,6 +82,9 @@ class _Walk:
             raise self._wrong(path, f"a schema is an object, true or false, not {_kind(schema)}")
         if depth > MAX_DEPTH:
             raise self._wrong(path, f"schemas are nested at most {MAX_DEPTH} deep")
+        self._count += 1
+        if self._count > MAX_SCHEMAS:
+            raise self._wrong(path, f"a schema may hold at most {MAX_SCHEMAS} others")
         self._check_names(schema, path)
         result = self._asserted(schema, path, depth)
         for name in ("$defs", "definitions"):

@@ -6,8 +6,6 @@ beside it and compared with the plan, so a row that was preempted, or a step tha
 that its plan asks for; and matchers of sequences that are not in a step are dropped with it.
 
 - EOS is legal where the grammar is met and nowhere else; behind an EOS only EOS is.
-- min_tokens holds an end back as long as the grammar allows another token. The grammar's end comes first: an
-  answer that cannot go on ends, short or not.
 - A draft that the grammar forbids has no place behind it that could be reached: no limit there.
 """
 
@@ -24,9 +22,10 @@ from paceline.plan import RowPlan
 from paceline.structured.constraint import decode_grammar
 from paceline.structured.store import CompiledGrammar, GrammarStore
 
-SLOW_SECONDS = 0.5  # of processor time for one mask: a grammar that needs longer holds up everybody's step
+SLOW_SECONDS = 0.5  # of processor time for one place: a grammar that needs longer holds up everybody's step
 
 _Words = np.ndarray[tuple[int], np.dtype[np.int32]]  # 32 tokens each, the lowest bit first
+_Rows = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
 
 class GrammarMasks:
@@ -40,10 +39,8 @@ class GrammarMasks:
 
     def masks(self, row: RowPlan, drafts: list[int], first_place: int, num_places: int) -> Tensor:
         walk = self._walk(row)
-        words = np.stack(
-            [self._words(walk, row, drafts[:place]) for place in range(first_place, first_place + num_places)]
-        )
-        return _unpack(torch.from_numpy(words).to(self._device), self._vocab_size)
+        words = np.stack([walk.mask(drafts[:place]) for place in range(first_place, first_place + num_places)])
+        return _unpack(words, self._vocab_size, self._device)
 
     def num_legal(self, row: RowPlan, drafts: list[int]) -> int:
         """How many of the drafts the grammar follows, from the first on."""
@@ -71,19 +68,13 @@ class GrammarMasks:
         walk.start_at(row.output_history)
         return walk
 
-    def _words(self, walk: _Walk, row: RowPlan, drafts: list[int]) -> _Words:
-        words = walk.mask(drafts)
-        if row.num_output_tokens + len(drafts) + 1 < row.sampling.min_tokens:
-            return _without_ends(words, row.sampling.stop_token_ids, walk.end_token_ids)
-        return words
-
 
 class _Walk:
     """A matcher with the tokens that it has accepted, and the masks it gave on the way."""
 
     def __init__(self, grammar: str, compiled: CompiledGrammar, end_token_ids: Sequence[int]) -> None:
         self.grammar = grammar
-        self.end_token_ids = end_token_ids
+        self._end_token_ids = end_token_ids
         self.failure: str | None = None
         self._compiled = compiled  # held: the store may forget it
         self._matcher = compiled.matcher(end_token_ids)
@@ -101,15 +92,18 @@ class _Walk:
 
     def go_to(self, drafts: list[int]) -> bool:
         """Stand behind the committed tokens and `drafts`; False if the grammar forbids one of these."""
-        return self._go(self._path[: self._base] + drafts)
+        started = time.thread_time()
+        arrived = self._go(self._path[: self._base] + drafts)
+        self._watch(time.thread_time() - started)
+        return arrived
 
     def mask(self, drafts: list[int]) -> _Words:
         """The tokens allowed behind the committed ones and `drafts`."""
         length = self._base + len(drafts)
         if self.failure is None and not (length in self._masks and self._path[self._base : length] == drafts):
-            started = time.thread_time()
             if not self.go_to(drafts):
                 return self._everything()
+            started = time.thread_time()
             self._masks[length] = self._fill()
             self._watch(time.thread_time() - started)
         return self._nothing() if self.failure else self._masks[length]
@@ -118,7 +112,7 @@ class _Walk:
         shared = _shared_length(self._path, path)
         self._take_back(shared)
         for token in path[shared:]:
-            if not self._matcher.accept_token(token):
+            if self._matcher.is_terminated() or not self._matcher.accept_token(token):
                 return False
             self._path.append(token)
         return True
@@ -131,7 +125,7 @@ class _Walk:
 
     def _fill(self) -> _Words:
         if self._matcher.is_terminated():
-            return _bits(self.end_token_ids, self._num_words)
+            return _bits(self._end_token_ids, self._num_words)
         words = np.zeros((1, self._num_words), dtype=np.int32)
         self._matcher.fill_next_token_bitmask(words)
         return words.reshape(-1)
@@ -158,12 +152,6 @@ def _shared_length(one: list[int], other: list[int]) -> int:
     return next(place for place in range(length) if one[place] != other[place])
 
 
-def _without_ends(words: _Words, stop_token_ids: Sequence[int], end_token_ids: Sequence[int]) -> _Words:
-    """Without the tokens that end an answer, unless nothing else is left."""
-    held = words & ~_bits({*stop_token_ids, *end_token_ids}, len(words))
-    return held if held.any() else words
-
-
 def _bits(token_ids: Iterable[int], num_words: int) -> _Words:
     words = np.zeros(num_words, dtype=np.uint32)
     for token in token_ids:
@@ -172,9 +160,12 @@ def _bits(token_ids: Iterable[int], num_words: int) -> _Words:
     return words.view(np.int32)
 
 
-def _unpack(words: Tensor, vocab_size: int) -> Tensor:
-    """int32 [P, W] -> bool [P, vocab_size]; what lies past the last word is False."""
-    bits = (words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1
-    allowed = bits.flatten(1).to(torch.bool)
+def _unpack(words: _Rows, vocab_size: int, device: torch.device) -> Tensor:
+    """int32 [P, W] -> bool [P, vocab_size] on the device; what lies past the last word is False."""
+    if device.type == "cpu":
+        bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little", count=vocab_size)
+        return torch.from_numpy(bits).view(torch.bool)
+    packed = torch.from_numpy(words).to(device)  # a thirty-second of what the bits would be
+    allowed = (packed.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=device) & 1).flatten(1).to(torch.bool)
     missing = vocab_size - allowed.shape[1]
     return torch.nn.functional.pad(allowed, (0, missing)) if missing > 0 else allowed[:, :vocab_size]

@@ -74,16 +74,20 @@ def constraint_of(value: object, param: str) -> Constraint | None:
 
 def single(kind: str, value: Any, param: str, *, compact: bool = False) -> Constraint:
     """One constraint of the kinds json, regex, choice, grammar and json_object. Raises InvalidRequestError."""
+    if isinstance(value, str):
+        _check_length(value, param)
     constraint = _MAKERS[kind](value, param, compact)
-    if len(constraint.source) > MAX_SOURCE:
-        raise InvalidRequestError(
-            f"{param} has {len(constraint.source)} characters; at most {MAX_SOURCE} are taken.", param=param
-        )
+    _check_length(constraint.source, param)
     try:
         constraint.source.encode()
     except UnicodeEncodeError:
         raise InvalidRequestError(f"{param} is not valid Unicode.", param=param) from None
     return constraint
+
+
+def _check_length(text: str, param: str) -> None:
+    if len(text) > MAX_SOURCE:
+        raise InvalidRequestError(f"{param} has {len(text)} characters; at most {MAX_SOURCE} are taken.", param=param)
 
 
 def response_format_constraint(value: object) -> Constraint | None:

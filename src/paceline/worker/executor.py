@@ -9,6 +9,7 @@ from paceline.config import EngineConfig
 from paceline.engine.interfaces import Executor
 from paceline.errors import ConfigurationError
 from paceline.plan import StepPlan, StepResult
+from paceline.structured.store import GrammarStore
 from paceline.worker.worker import Worker
 
 
@@ -39,10 +40,13 @@ class InProcessExecutor:
         """Nothing outlives the object."""
 
 
-def make_executor(config: EngineConfig) -> Executor:
-    """Load the models and plan the memory. Raises ConfigurationError for what this version cannot run."""
+def make_executor(config: EngineConfig, grammars: GrammarStore | None = None) -> Executor:
+    """Load the models and plan the memory; without `grammars` no request may have one.
+
+    Raises ConfigurationError for what this version cannot run.
+    """
     if config.tensor_parallel_size > 1:
         raise ConfigurationError(
             f"tensor_parallel_size={config.tensor_parallel_size}: this version runs on one rank; leave it at 1."
         )
-    return InProcessExecutor(Worker(config), config.cache.block_size)
+    return InProcessExecutor(Worker(config, grammars), config.cache.block_size)

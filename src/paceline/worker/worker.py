@@ -15,6 +15,8 @@ from paceline.speculative.acceptance import make_acceptance
 from paceline.speculative.captured import CapturedDecoder
 from paceline.speculative.decoder import SpeculativeDecoder
 from paceline.speculative.proposers import DraftModelProposer, NgramProposer, NoProposer, Proposer
+from paceline.structured.masks import GrammarMasks
+from paceline.structured.store import GrammarStore
 from paceline.worker.memory_plan import DeviceMemory, MemoryPlan, plan_memory
 from paceline.worker.profile import MIN_BLOCKS, activation_bytes, largest_steps
 
@@ -22,7 +24,7 @@ _DRAFT_COUNTS = (0, 1, 2, 3, 4, 5, 7)  # captured up to the K of the configurati
 
 
 class Worker:
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, grammars: GrammarStore | None = None) -> None:
         self._config = config
         self._device = torch.device(config.device)
         self.target = ModelRunner.load(config.model, self._device)
@@ -33,6 +35,7 @@ class Worker:
             block_size=config.cache.block_size,
             vocab_size=self._vocab_size(),
             acceptance=make_acceptance(config.speculative),
+            masks=GrammarMasks(grammars, self._vocab_size(), self._device) if grammars else None,
         )
         self.captured = self._captured_decoder()
         self.memory = self._plan_memory()

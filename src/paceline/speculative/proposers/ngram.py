@@ -2,7 +2,8 @@
 
 Saxena 2023, "Prompt lookup decoding". No model and no KV; q is one-hot. The longest n-gram wins, and of its
 occurrences the latest one. Where the occurrence runs into the end of the text, copying goes on into the
-copy, as in LZ77: a text of period 3 is continued with period 3 for all K tokens.
+copy, as in LZ77: a text of period 3 is continued with period 3 for all K tokens. What leaves a row's grammar
+is cut off.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class NgramProposer:
             lookup(row.history, row.num_draft_tokens, self._lengths) if row.history and row.num_draft_tokens else []
             for row in rows
         ]
+        found = [tokens[: sampling.num_legal(index, tokens)] for index, tokens in enumerate(found)]
         width = max(map(len, found), default=0)
         if width == 0:
             return nothing(rows, sampling.device)
