@@ -24,7 +24,8 @@ METHODS = ("standard", "block")
 
 def main() -> None:
     options = parse()
-    prompts = load_prompts(options.prompts)[: options.num_prompts]
+    prompts = load_prompts(options.prompts)
+    prompts = prompts[:: max(1, len(prompts) // options.num_prompts)][: options.num_prompts]  # of every category
     counts = {method: measure(method, prompts, options) for method in METHODS}
     rows = [summarise(counts, temperature, options.seed) for temperature in options.temperatures]
     for row in rows:
@@ -52,7 +53,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--prompts", type=Path, help="JSONL with `turns`; default: the built-in ones")
-    parser.add_argument("--num-prompts", type=int, default=8)
+    parser.add_argument("--num-prompts", type=int, default=8, help="spread evenly over the file")
     parser.add_argument("--answers", type=int, default=2, help="answers a prompt")
     parser.add_argument("--num-tokens", type=int, default=192, help="tokens an answer")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.7, 1.0])
