@@ -16,6 +16,7 @@ from engine.tagged import (
     tokens,
 )
 
+from paceline.engine import draft_watch
 from paceline.errors import InvalidRequestError
 from paceline.plan import RowPlan
 from paceline.sequence import FinishReason, SequenceDelta
@@ -382,3 +383,31 @@ def test_running_ahead_gives_way_to_a_newcomer() -> None:
     assert len(executor.plans[planned].rows) == 2
     results = run(engine)
     assert tokens(results["b/0"])[-1] == reference([2, 1], 3, eos=None)[-1]
+
+
+@pytest.mark.parametrize("has_draft", [True, False])
+def test_p32_a_degenerate_draft_rests_and_comes_back_when_it_is_of_use(
+    has_draft: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No draft is taken: speculation goes off. Later all would be: a probe finds out, and the draft catches up."""
+    monkeypatch.setattr(draft_watch, "REST_STEPS", 40)
+    useful = False
+    executor = TaggedExecutor(num_blocks=200, has_draft=has_draft, accepts=lambda row, place: useful)
+    engine = make_engine(executor)
+
+    def answer(count: int) -> None:
+        ids = [[i % 7, i, 3] for i in range(count)]
+        for name, prompt in enumerate(ids):
+            engine.add_request(request(str(name), prompt, max_tokens=20, ignore_eos=True))
+        results = run(engine)
+        for name, prompt in enumerate(ids):
+            assert tokens(results[f"{name}/0"]) == reference(prompt, 20, eos=None)
+
+    answer(24)
+    assert engine.stats().speculation_off
+    assert engine.stats().num_speculation_switch_offs == 1
+    assert 270 <= engine.stats().speculation.num_drafts < 300, "of about 430 steps of a row"
+    useful = True
+    answer(24)
+    assert not engine.stats().speculation_off
+    assert engine.stats().speculation.num_accepted_tokens > 100

@@ -18,6 +18,7 @@ from msgspec import structs
 
 from paceline.config import EngineConfig
 from paceline.engine.block_manager import BlockManager
+from paceline.engine.draft_watch import DraftWatch
 from paceline.engine.grammar_queue import GrammarQueue, Prepared
 from paceline.engine.interfaces import Executor, GrammarCompiler, TokenDecoder
 from paceline.engine.scheduler import Scheduler, Update
@@ -49,7 +50,9 @@ class Engine:
         self._decoder = token_decoder
         self._clock = clock
         self._random = random.Random(config.seed)
-        self._scheduler = make_scheduler(config, executor)
+        is_watched = config.speculative is not None and config.speculative.is_lossless
+        self._watch = DraftWatch() if is_watched else None  # synthetic acceptance says nothing about the draft
+        self._scheduler = make_scheduler(config, executor, self._watch)
         self._grammars = GrammarQueue(grammars)
         self._siblings: dict[str, list[Sequence]] = {}  # held until the first answer's prompt is computed
         self._unreported: list[SequenceDelta] = []
@@ -152,6 +155,9 @@ class Engine:
         self._stats.prefix_cache_queries = blocks.num_prefix_queries
         self._stats.prefix_cache_hits = blocks.num_prefix_hits
         self._stats.num_preemptions = scheduler.num_preemptions
+        if self._watch is not None:
+            self._stats.speculation_off = self._watch.is_off
+            self._stats.num_speculation_switch_offs = self._watch.num_switch_offs
         return self._stats
 
     def describe(self) -> dict[str, str]:
@@ -325,7 +331,7 @@ class Engine:
         stats.accept_seconds += timings.accept
 
 
-def make_scheduler(config: EngineConfig, executor: Executor) -> Scheduler:
+def make_scheduler(config: EngineConfig, executor: Executor, watch: DraftWatch | None = None) -> Scheduler:
     """The scheduler and block manager that fit a configuration and the executor's memory plan."""
     draft = config.draft
     blocks = BlockManager(
@@ -341,6 +347,7 @@ def make_scheduler(config: EngineConfig, executor: Executor) -> Scheduler:
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         keep_history=config.speculative is not None and config.speculative.method == "ngram",
+        watch=watch,
     )
 
 

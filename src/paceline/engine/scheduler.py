@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from paceline.engine.block_manager import BlockManager
+from paceline.engine.draft_watch import DraftWatch
 from paceline.engine.speculation import SpeculationPolicy
 from paceline.engine.stopping import find_ending
 from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
@@ -68,8 +69,9 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         keep_history: bool = False,
+        watch: DraftWatch | None = None,
     ) -> None:
-        """`keep_history`: rows carry all committed tokens, for proposers that read text."""
+        """`keep_history`: rows carry all committed tokens, for proposers that read text. `watch` may forbid drafts."""
         self.blocks = blocks
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -78,6 +80,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._keep_history = keep_history
+        self._watch = watch
         self._under_way: deque[_InFlight] = deque()  # steps submitted and not committed, at most two
         self._step_id = 0
 
@@ -101,6 +104,8 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when nothing can run."""
         assert not self._under_way, "the previous step has not been committed"
+        if self._watch is not None:
+            self._watch.start_step()
         budget = _Budget(self._max_num_batched_tokens, self._max_num_batched_tokens)
         rows: dict[int, RowPlan] = {}
         preempted = self._plan_running(rows, budget)
@@ -126,6 +131,8 @@ class Scheduler:
         """
         if len(self._under_way) != 1 or self._can_admit():
             return None
+        if self._watch is not None:
+            self._watch.start_step()
         rows = []
         for place, (sequence, row) in enumerate(self._under_way[0].values()):
             if not row.emits:
@@ -142,7 +149,7 @@ class Scheduler:
         """The row that follows `row`; None: the draft must catch up first, or the blocks do not suffice."""
         least, most = row.num_committed_tokens + 1, row.num_committed_tokens + row.num_draft_tokens + 1
         limit = self._policy.draft_limit(sequence)
-        drafts = max(0, min(self._policy.wanted_drafts(sequence), limit - least))
+        drafts = max(0, min(self._wanted_drafts(sequence), limit - least))
         if self._policy.has_draft_model and drafts and not row.num_draft_tokens:
             return None
         if not self.blocks.reserve(sequence, most + drafts):
@@ -213,7 +220,11 @@ class Scheduler:
             return 0
         if self._policy.has_draft_model and end - sequence.num_draft_computed_tokens > budget.draft:
             return 0
-        return self._policy.wanted_drafts(sequence)
+        return self._wanted_drafts(sequence)
+
+    def _wanted_drafts(self, sequence: Sequence) -> int:
+        is_allowed = self._watch is None or self._watch.allows_drafts
+        return self._policy.wanted_drafts(sequence) if is_allowed else 0
 
     def _row(self, sequence: Sequence, end: int, drafts: int, budget: _Budget) -> RowPlan:
         start = sequence.num_computed_tokens
@@ -254,7 +265,7 @@ class Scheduler:
         if drafts:
             return max(0, min(mark, end - 2)), end
         catching_up = sequence.num_computed_tokens < sequence.num_tokens - 1 or end - mark > budget.draft
-        if not catching_up or self._policy.wanted_drafts(sequence) == 0:
+        if not catching_up or self._wanted_drafts(sequence) == 0:
             return 0, 0
         return mark, max(mark, min(end, mark + budget.draft))
 
@@ -334,6 +345,8 @@ class Scheduler:
         sequence.token_ids.extend(result.output_token_ids[: ending.num_kept])
         num_accepted = min(result.num_accepted, ending.num_kept)
         sequence.speculation.record(result.num_drafted, num_accepted)
+        if self._watch is not None:
+            self._watch.record(result.num_drafted, result.num_accepted)
         # With nothing emitted the last token is computed again in the next step, which then emits.
         sequence.num_computed_tokens = min(n + num_accepted, max(sequence.num_tokens - 1, 0))
         if self._policy.has_draft_model and result.num_drafted and not result.draft_failed:

@@ -16,6 +16,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     num_waiting: int = 0
     kv_cache_usage: float = 0.0  # 0..1, blocks owned by sequences
 
+    speculation_off: bool = False  # the drafts were degenerate, see engine/draft_watch.py
+
     # counters
     num_steps: int = 0
     num_decode_steps: int = 0  # in which every row computed one committed token and emitted
@@ -30,6 +32,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     finished_abort: int = 0
     finished_error: int = 0
     draft_failures: int = 0  # sequences whose draft gave NaN and which went on without
+    num_speculation_switch_offs: int = 0
     speculation: SpeculationCounts = msgspec.field(default_factory=SpeculationCounts)
 
     # seconds, summed over steps

@@ -16,6 +16,7 @@ from paceline.engine.statistics import EngineStats
 _GAUGES = {
     "num_requests_running": ("num_running", "Sequences in the running batch."),
     "num_requests_waiting": ("num_waiting", "Sequences waiting for room."),
+    "spec_decode_off": ("speculation_off", "1: the draft was of no use and rests; the log says more."),
     "kv_cache_usage_perc": ("kv_cache_usage", "Share of the KV blocks in use; 1 means all."),
 }
 _SYNTHETIC = "1: drafts are kept at given rates; the text is NOT the target's, and speed is all that is measured."
@@ -27,6 +28,10 @@ _COUNTERS = {
     "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
     "num_preemptions": ("num_preemptions", "Sequences put back for lack of KV blocks."),
     "engine_steps": ("num_steps", "Steps of the engine."),
+    "spec_decode_switch_offs": (
+        "num_speculation_switch_offs",
+        "Times that speculation was switched off because no drafts were taken.",
+    ),
     "draft_failures": ("draft_failures", "Sequences whose draft failed and which went on without."),
     "draft_seconds": ("draft_seconds", "Seconds spent proposing."),
     "verify_seconds": ("verify_seconds", "Seconds spent in the target's passes."),
