@@ -49,16 +49,19 @@ def test_from_the_command_line_to_the_document(
 ) -> None:
     config, out = shape(tmp_path), tmp_path / "out.json"
     found = bench(
-        monkeypatch, capsys, "--model", config, "--draft", config, "-k", "0,2", "--batch", "1,3",
+        monkeypatch, capsys, "--model", config, "--draft", config, "-k", "none,0,2", "--batch", "1,3",
         "--synthetic-acceptance", "1", "--input-len", "9", "--output-len", "13", "--repeats", "2", "--out", str(out),
     )  # fmt: skip
     assert json.loads(out.read_text()) == found
     assert {"command", "commit", "date", "hardware", "versions"} <= set(found)
     assert found["ceiling"]["bandwidth"] == 10e9
-    assert [(row["batch"], row["k"]) for row in found["results"]] == [(1, 0), (1, 2), (3, 0), (3, 2)]
-    assert [row["tokens_per_pass"] for row in found["results"]] == [1.0, 3.0, 1.0, 3.0]
-    assert [run["decode_tokens"] for run in found["runs"]] == [12] * 4 + [36] * 4  # the first is prefill's
-    assert [run["decode_steps"] for run in found["runs"]] == [12, 12, 4, 4] * 2
+    assert [(row["batch"], row["k"], row["draft_loaded"]) for row in found["results"]] == [
+        (batch, *rest) for batch in (1, 3) for rest in ((0, False), (0, True), (2, True))
+    ]
+    assert [row["tokens_per_pass"] for row in found["results"]] == [1.0, 1.0, 3.0] * 2
+    assert all(run["decode_tokens"] == 12 * run["batch"] for run in found["runs"])  # the first is prefill's
+    assert [run["decode_steps"] for run in found["runs"]] == [12] * 4 + [12, 12, 4, 4] * 2
+    assert len(found["configurations"]) == 2
     assert all(run["full_steps"] == run["decode_steps"] - 1 for run in found["runs"])  # all end in the last one
     assert all(len(run["ttft_seconds"]) == run["batch"] for run in found["runs"])
     assert any("SYNTHETIC ACCEPTANCE" in note for note in found["notes"])

@@ -92,12 +92,15 @@ def run(k: int, seconds: float, **fields: Any) -> Run:
 
 def test_derived_figures_come_from_the_median_run() -> None:
     sweep = Sweep(batches=(2,), ks=(0, 2), input_len=10, output_len=20)
-    plain = Case(2, 0, None, [run(0, 20.0, decode_steps=50)])
+    plain, bare = (
+        Case(2, 0, loaded, None, [run(0, s, decode_steps=50)]) for loaded, s in ((True, 20.0), (False, 16.0))
+    )
     steps = {"decode_steps": 20, "captured_steps": 15, "full_steps": 10, "full_seconds": 4.0}
     parts = {"draft_seconds": 2.0, "verify_seconds": 4.0, "accept_seconds": 1.0, "num_drafts": 40}
     runs = [run(2, seconds, **steps, **parts, num_accepted_tokens=60) for seconds in (8.0, 10.0, 40.0)]
     ceiling = Ceiling(ModelBytes(90, 1, 1000), ModelBytes(0, 0, 0), 1000.0)
-    first, second = summaries([Case(2, 2, 0.7, runs), plain], ceiling, sweep)
+    none, first, second = summaries([Case(2, 2, True, 0.7, runs), plain, bare], ceiling, sweep)
+    assert (none["draft_loaded"], none["k"], none["speed_up"]) == (False, 0, 1.25)
     assert (first["k"], second["k"]) == (0, 2)
     assert second["decode_tokens_per_second"] == 10.0
     assert second["tokens_per_second_per_user"] == 5.0
@@ -134,6 +137,15 @@ def test_one_engine_for_all_ks_unless_the_rates_depend_on_k(tmp_path: Path) -> N
     assert first == ((0, 3), 3, (1.0, 1.0, 1.0))
     assert second[:2] == ((5,), 5)
     assert expected_tokens(second[2][0], 5) == pytest.approx(4.9)
+
+
+def test_k_none_adds_an_engine_that_has_no_draft(tmp_path: Path) -> None:
+    sweep = Sweep(ks=(0, 3), without_draft=True, input_len=8, output_len=8)
+    models = Models(model="smollm2-135m", draft="smollm2-135m", engine={"device": "cpu"})
+    (bare, drafting), _ = plan_engines(models, sweep, tmp_path)
+    assert (bare.ks, bare.has_draft, bare.config.speculative) == ((0,), False, None)
+    assert (drafting.ks, drafting.has_draft, drafting.config.num_speculative_tokens) == ((0, 3), True, 3)
+    assert bare.config.model == drafting.config.model
 
 
 def test_names_budgets_and_lengths_reach_the_engine(tmp_path: Path) -> None:

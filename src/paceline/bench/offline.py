@@ -31,6 +31,7 @@ class Case:
 
     batch: int
     k: int
+    has_draft: bool  # loaded, whether K is above 0 or not
     acceptance_rate: float | None  # synthetic, conditional; None: as the models are
     runs: list[Run]
 
@@ -61,7 +62,7 @@ def run_cases(
     try:
         described(engine.describe())
         for batch in sweep.batches:
-            yield from _cases(engine, batch, plan.ks, sweep, acceptance, say)
+            yield from _cases(engine, batch, plan, sweep, acceptance, say)
     finally:
         engine.shutdown()
         del engine
@@ -69,9 +70,10 @@ def run_cases(
 
 
 def _cases(
-    engine: Engine, batch: int, ks: tuple[int, ...], sweep: Sweep, acceptance: SyntheticAcceptance | None, say: Say
+    engine: Engine, batch: int, plan: EnginePlan, sweep: Sweep, acceptance: SyntheticAcceptance | None, say: Say
 ) -> list[Case]:
-    cases = [Case(batch, k, acceptance.conditional_rate(k) if acceptance and k else None, []) for k in ks]
+    rates = {k: acceptance.conditional_rate(k) if acceptance and k else None for k in plan.ks}
+    cases = [Case(batch, k, plan.has_draft, rates[k], []) for k in plan.ks]
     for case in cases:
         measure(engine, sweep.workload(batch, max(_WARM_UP_TOKENS, 2 * (case.k + 1))), case.k)
     for repeat in range(sweep.repeats):

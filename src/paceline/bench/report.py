@@ -58,6 +58,7 @@ def summary(case: Case, ceiling: Ceiling, sweep: Sweep, plain: Case | None) -> d
     return {
         "batch": case.batch,
         "k": case.k,
+        "draft_loaded": case.has_draft,
         "synthetic_acceptance_rate": case.acceptance_rate,
         "decode_tokens_per_second": speed,
         "tokens_per_second_per_user": speed / case.batch,
@@ -89,9 +90,13 @@ def _prefill_tflops(case: Case, ceiling: Ceiling, sweep: Sweep) -> float:
 
 
 def summaries(cases: Sequence[Case], ceiling: Ceiling, sweep: Sweep) -> list[dict[str, Any]]:
-    """In the order of batch and K, whichever engine measured them."""
-    plain = {case.batch: case for case in cases if case.k == 0}
-    ordered = sorted(cases, key=lambda case: (sweep.batches.index(case.batch), sweep.ks.index(case.k)))
+    """In the order of batch and K, whichever engine measured them; speed-ups are over K=0 of the same engine, or else
+    of the engine without a draft."""
+    plain: dict[int, Case] = {}
+    for case in sorted(cases, key=lambda case: case.has_draft):
+        if case.k == 0:
+            plain[case.batch] = case
+    ordered = sorted(cases, key=lambda case: (sweep.batches.index(case.batch), case.has_draft, sweep.place(case.k)))
     return [summary(case, ceiling, sweep, plain.get(case.batch)) for case in ordered]
 
 
@@ -104,7 +109,7 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
-            str(row["batch"]), str(row["k"]), f"{row['decode_tokens_per_second']:,.1f}",
+            str(row["batch"]), _k_in_words(row), f"{row['decode_tokens_per_second']:,.1f}",
             f"{row['tokens_per_second_per_user']:,.1f}", _or_dash(row["speed_up"], "{:.2f}x"),
             _or_dash(row["fraction_of_ceiling"], "{:.0%}"), f"{row['tokens_per_pass']:.2f}",
             _or_dash(row["step_ms"], "{:.2f}"),
@@ -112,6 +117,10 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{row['ttft_ms_mean']:,.0f}", f"{row['ttft_ms_max']:,.0f}", _or_dash(row["graph_hit_rate"], "{:.0%}"),
         )  # fmt: skip
     return table
+
+
+def _k_in_words(row: dict[str, Any]) -> str:
+    return str(row["k"]) if row["draft_loaded"] or row["k"] else "0, no draft"
 
 
 def document(
@@ -125,7 +134,7 @@ def document(
     notes: Sequence[str],
 ) -> dict[str, Any]:
     """Derived figures in `results`, and the runs they come from in `runs`."""
-    runs = [{"batch": case.batch, **asdict(run)} for case in cases for run in case.runs]
+    runs = [{"batch": case.batch, "draft_loaded": case.has_draft, **asdict(run)} for case in cases for run in case.runs]
     return {
         "benchmark": "offline",
         **environment,

@@ -23,6 +23,7 @@ from paceline.errors import ConfigurationError
 class Sweep:
     batches: tuple[int, ...] = (1,)
     ks: tuple[int, ...] = (0,)
+    without_draft: bool = False  # K=0 once more, by an engine that has loaded no draft (p34)
     input_len: int = 128
     output_len: int = 256
     repeats: int = 1
@@ -36,6 +37,10 @@ class Sweep:
             raise ConfigurationError(f"-k {list(self.ks)}: give numbers of drafts a step, 0 or more.")
         if self.input_len < 1 or self.output_len < 2 or self.repeats < 1:
             raise ConfigurationError("--input-len and --repeats must be at least 1, and --output-len at least 2.")
+
+    def place(self, k: int) -> int:
+        """Of K in the order that the user gave."""
+        return self.ks.index(k) if k in self.ks else -1
 
     @property
     def mean_positions(self) -> float:
@@ -68,6 +73,7 @@ class Models:
 class EnginePlan:
     config: EngineConfig
     ks: tuple[int, ...]  # that it measures
+    has_draft: bool
 
 
 def plan_engines(models: Models, sweep: Sweep, folder: Path) -> tuple[list[EnginePlan], list[str]]:
@@ -87,8 +93,10 @@ def plan_engines(models: Models, sweep: Sweep, folder: Path) -> tuple[list[Engin
     plans, notes = [], []
     for ks in _groups(sweep.ks, models.acceptance):
         resolved = resolve_arguments(_arguments(models, sweep, target, draft, max(ks)))
-        plans.append(EnginePlan(_named(resolved.config, target, draft), ks))
+        plans.append(EnginePlan(_named(resolved.config, target, draft), ks, has_draft=max(ks) > 0))
         notes += [note for note in resolved.notes if note not in notes]
+    if sweep.without_draft and largest:
+        plans.insert(0, EnginePlan(replace(plans[0].config, speculative=None), (0,), has_draft=False))
     if models.acceptance is not None:
         notes += [note for k in sweep.ks if k and (note := models.acceptance.note(k))]
     if models.draft is not None and not largest:

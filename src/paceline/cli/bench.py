@@ -38,7 +38,10 @@ def offline(
         bool, _option("The draft's output head in FP8 as well.", _MODEL, "--quantize-draft-lm-head")
     ] = False,
     kv_cache_dtype: Annotated[str | None, _option("auto or fp8.", _MODEL)] = None,
-    k: Annotated[str, _option("Numbers of drafts a step, such as 0,3,5. Default 0.", _SPECULATION, "-k")] = "0",
+    k: Annotated[
+        str,
+        _option("Numbers of drafts a step, such as 0,3,5. 'none': 0 without loading the draft.", _SPECULATION, "-k"),
+    ] = "0",
     synthetic_acceptance: Annotated[
         float | None, _option("Keep each draft with this probability if those before it were kept.", _SPECULATION)
     ] = None,
@@ -101,9 +104,11 @@ def offline(
         speculative=_given(speculative),
         acceptance=acceptance,
     )
+    draft_counts = [word for word in k.split(",") if word.strip() != "none"]
     sweep = Sweep(
         batches=_numbers("--batch", batch),
-        ks=_numbers("-k", k),
+        ks=_numbers("-k", ",".join(draft_counts) or "0"),
+        without_draft="none" in (word.strip() for word in k.split(",")),
         input_len=input_len,
         output_len=output_len,
         repeats=repeats,
@@ -129,7 +134,7 @@ def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None) -> 
     with TemporaryDirectory(prefix="paceline-bench-") as folder:
         plans, notes = plan_engines(models, sweep, Path(folder))
         show_notes(notes)
-        config = plans[0].config
+        config = plans[-1].config  # the first may be the one without the draft
         ceiling = engine_ceiling(config, bandwidth * 1e9 if bandwidth else read_bandwidth(config.device))
         acceptance = models.acceptance
         rates = {k: acceptance.conditional_rate(k) if acceptance else None for k in sweep.ks}
