@@ -105,13 +105,13 @@ def test_greedy_rows_cost_no_softmax_and_mixed_batches_keep_their_rows() -> None
 
 
 def test_min_tokens_masks_the_ends_at_the_right_places() -> None:
-    """With 2 tokens out and min_tokens 4, places 0 and 1 are numbers 3 and 4: only number 4 may end."""
+    """With 2 tokens out and min_tokens 4, places 0 and 1 are numbers 3 and 4: the first end is number 5."""
     logits = torch.zeros(1, 4, 6)
     logits[..., 5] = 9.0
     plan = SamplingPlan(temperature=0.0, min_tokens=4, stop_token_ids=(5,))
     law = law_of(logits, [plan], num_output_tokens=2)
-    assert (law.argmax == 5).tolist() == [[False, True, True, True]]
-    later = law_of(logits[:, :1], [plan], first_place=1, num_output_tokens=2)
+    assert (law.argmax == 5).tolist() == [[False, False, True, True]]
+    later = law_of(logits[:, :1], [plan], first_place=2, num_output_tokens=2)
     assert later.argmax.tolist() == [[5]]
 
 

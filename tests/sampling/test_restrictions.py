@@ -55,7 +55,7 @@ def definition(logits: list[float], plan: SamplingPlan, prompt: list[int], outpu
             value = value / plan.repetition_penalty if value > 0 else value * plan.repetition_penalty
         value -= plan.frequency_penalty * output.count(token) + plan.presence_penalty * (token in output)
         is_bad = any(output[len(output) - len(w) + 1 :] == list(w[:-1]) and w[-1] == token for w in plan.bad_words)
-        is_early_end = token in plan.stop_token_ids and len(output) + 1 < plan.min_tokens
+        is_early_end = token in plan.stop_token_ids and len(output) < plan.min_tokens
         is_foreign = plan.allowed_token_ids is not None and token not in plan.allowed_token_ids
         is_repeat = plan.grammar is not None and token == (prompt + output)[-1]
         result.append(-math.inf if is_bad or is_early_end or is_foreign or is_repeat else value)

@@ -43,7 +43,7 @@ def _token_ending(sequence: Sequence, run: list[int]) -> Ending:
     stop_ids = sequence.params.stop_token_ids
     for count, token_id in enumerate(run, start=1):
         emitted = sequence.num_output_tokens + count
-        if emitted >= sequence.params.min_tokens or token_id in sequence.grammar_end_token_ids:
+        if emitted > sequence.params.min_tokens or token_id in sequence.grammar_end_token_ids:
             if token_id in sequence.eos_token_ids and not sequence.params.ignore_eos:
                 return Ending(count, FinishReason.STOP)
             if token_id in stop_ids:

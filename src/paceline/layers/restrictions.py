@@ -93,9 +93,9 @@ class Restrictions:
             _keep_only(logits, plan.allowed_token_ids)
         if plan.bad_words:
             _ban_completions(logits, row, drafts, first_place)
-        held = plan.min_tokens - row.num_output_tokens - first_place - 1
+        held = plan.min_tokens - row.num_output_tokens - first_place
         if held > 0 and plan.stop_token_ids:
-            # The token at place i is number num_output_tokens + first_place + i + 1 of the answer.
+            # num_output_tokens + first_place + i tokens stand before place i; an end is not among the min_tokens.
             _hold_back_ends(logits[:held], plan)
         if plan.logit_bias:
             ids, values = zip(*plan.logit_bias, strict=True)
