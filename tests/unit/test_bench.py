@@ -16,7 +16,7 @@ from paceline.bench.acceptance import SyntheticAcceptance, expected_tokens, rate
 from paceline.bench.ceiling import Ceiling, ModelBytes, model_bytes
 from paceline.bench.measure import Run
 from paceline.bench.offline import Case
-from paceline.bench.report import summaries
+from paceline.bench.report import summaries, warnings
 from paceline.bench.shapes import SHAPES, locate_model
 from paceline.bench.sweep import Models, Sweep, plan_engines
 from paceline.cli import main
@@ -115,6 +115,14 @@ def test_derived_figures_come_from_the_median_run() -> None:
     assert second["prefill_tflops"] == pytest.approx(2 * 1000 * 20 / 2.0 / 1e12)
 
 
+def test_a_draft_that_was_laid_to_rest_and_preemptions_are_told() -> None:
+    resting, preempted = run(2, 1.0, speculation_rested=True), run(0, 1.0, num_preemptions=1, speculation_rested=True)
+    found = warnings([Case(2, 2, True, None, [resting]), Case(4, 0, True, None, [preempted])])
+    assert [note.split(": ")[0] for note in found] == ["batch 2, K=2", "batch 4, K=0"]
+    assert "let it rest" in found[0]
+    assert "preempted" in found[1]
+
+
 def plans(folder: Path, **changes: Any) -> list[tuple[tuple[int, ...], int, tuple[float, ...]]]:
     """(Ks, K of the engine, its conditional rates) of each engine."""
     sweep = Sweep(batches=(1, 4), ks=(0, 3, 5), input_len=8, output_len=8)
@@ -159,7 +167,8 @@ def test_names_budgets_and_lengths_reach_the_engine(tmp_path: Path) -> None:
     assert (config.model.max_model_len, config.scheduler.max_num_seqs) == (17, 200)
     assert config.scheduler.max_num_batched_tokens >= 200 * 6
     assert not config.cache.enable_prefix_caching
-    assert notes == []
+    assert len(notes) == 1
+    assert "Give --synthetic-acceptance" in notes[0]
 
 
 def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:

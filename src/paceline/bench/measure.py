@@ -56,6 +56,7 @@ class Run:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_preemptions: int = 0
+    speculation_rested: bool = False  # for a while or throughout: the engine had found the draft useless
 
     @property
     def decode_tokens_per_second(self) -> float:
@@ -135,6 +136,7 @@ class _Clockwork:
         run.draft_seconds = after.draft_seconds - before.draft_seconds
         run.verify_seconds = after.verify_seconds - before.verify_seconds
         run.accept_seconds = after.accept_seconds - before.accept_seconds
+        run.speculation_rested = after.speculation_off or before.speculation_off
         run.num_preemptions = after.num_preemptions - before.num_preemptions
         drafted, earlier = after.speculation, before.speculation
         run.num_drafts = drafted.num_drafts - earlier.num_drafts

@@ -119,6 +119,18 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def warnings(cases: Sequence[Case]) -> list[str]:
+    """What makes a figure another thing than it seems."""
+    found = []
+    for case in cases:
+        where = f"batch {case.batch}, K={case.k}"
+        if case.k and any(run.speculation_rested for run in case.runs):
+            found.append(f"{where}: the engine found the draft useless and let it rest; these are not the speeds of K.")
+        if any(run.num_preemptions for run in case.runs):
+            found.append(f"{where}: sequences were preempted for want of KV blocks; give a larger cache.")
+    return found
+
+
 def _k_in_words(row: dict[str, Any]) -> str:
     return str(row["k"]) if row["draft_loaded"] or row["k"] else "0, no draft"
 

@@ -99,6 +99,11 @@ def plan_engines(models: Models, sweep: Sweep, folder: Path) -> tuple[list[Engin
         plans.insert(0, EnginePlan(replace(plans[0].config, speculative=None), (0,), has_draft=False))
     if models.acceptance is not None:
         notes += [note for k in sweep.ks if k and (note := models.acceptance.note(k))]
+    if largest and models.acceptance is None and plans[-1].config.model.load_format == "dummy":
+        notes.append(
+            "With random weights drafts are taken by chance alone: what K above 0 shows is its cost. Give "
+            "--synthetic-acceptance to see a gain."
+        )
     if models.draft is not None and not largest:
         notes.append("With -k 0 alone the draft is not loaded.")
     return plans, notes

@@ -148,6 +148,8 @@ def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None) -> 
         cases = [case for plan in plans for case in run_cases(plan, sweep, acceptance, say=say, described=described)]
     rows = report.summaries(cases, ceiling, sweep)
     console.print(report.result_table(rows))
+    warnings = report.warnings(cases)
+    show_notes(warnings)
     content = report.document(
         environment=environment(config.device),
         options={"models": asdict(models), "sweep": asdict(sweep)},
@@ -155,7 +157,7 @@ def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None) -> 
         ceiling=ceiling,
         rows=rows,
         cases=cases,
-        notes=notes,
+        notes=[*notes, *warnings],
     )
     if out is not None:
         out.write_text(json.dumps(content, indent=1) + "\n")
