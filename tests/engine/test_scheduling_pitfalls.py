@@ -234,6 +234,11 @@ def test_p22_ignore_eos_and_min_tokens() -> None:
     engine = make_engine(TaggedExecutor())
     engine.add_request(request("a", prompt, max_tokens=9, ignore_eos=True))
     assert len(tokens(run(engine)["a/0"])) == 9
+    # The fake model masks nothing: what is tested is that an EOS before min_tokens does not end the text.
+    engine.add_request(request("b", prompt, max_tokens=20, min_tokens=4))
+    assert len(tokens(run(engine)["b/0"])) == 4
+    engine.add_request(request("c", prompt, max_tokens=20, min_tokens=5))
+    assert len(tokens(run(engine)["c/0"])) > 4
 
 
 def test_p24_max_tokens_1_pays_for_no_draft() -> None:

@@ -40,8 +40,7 @@ def add_tokenizer(path: Path, size: int) -> Path:
 def make_llm(target: Path, speculative: dict[str, Any] | None = None, **arguments: Any) -> LLM:
     return LLM(
         model=str(target),
-        dtype="float32",
-        **{"skip_tokenizer_init": True, "block_size": 4, "max_num_seqs": 8, **arguments},
+        **{"dtype": "float32", "skip_tokenizer_init": True, "block_size": 4, "max_num_seqs": 8, **arguments},
         **({"speculative_config": speculative} if speculative else {}),
     )
 

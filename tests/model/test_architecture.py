@@ -123,7 +123,7 @@ def test_sliding_windows(tmp_path: Path, fields: dict[str, Any], windows: tuple[
         ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["full_attention"]}, "must name 16 layers"),
     ],
 )
-def test_refusals(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
+def test_p11_refusals(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedModelError, match=reason):
         read_architecture(write(tmp_path, **fields))
 

@@ -325,7 +325,7 @@ def test_completion_stream_of_several_prompts(server: Server) -> None:
     ],
 )
 @pytest.mark.parametrize("path", [CHAT_PATH, TEXT_PATH])
-def test_wrong_fields_are_refused_by_name(
+def test_p28_wrong_fields_are_refused_by_name(
     server: Server, path: str, fields: dict[str, Any], param: str, words: str
 ) -> None:
     error = refused(server.chat(**fields) if path == CHAT_PATH else server.complete(**fields))

@@ -215,7 +215,13 @@ class Scheduler:
         return self._row(sequence, end, drafts, budget)
 
     def _drafts_behind(self, sequence: Sequence, end: int, budget: _Budget) -> int:
-        """Drafts wanted behind `end`: none while prefilling, or while the draft cannot catch up in one step."""
+        """Drafts wanted behind `end`: none while prefilling, or while the draft cannot catch up in one step.
+
+        The first token of an answer is never drafted, even where the prefix cache holds the prompt: a step without
+        drafts uses other random numbers, and a seed must give one text whether its prompt is cached or not.
+        """
+        if sequence.num_output_tokens == 0:
+            return 0
         if end < sequence.num_tokens or sequence.num_computed_tokens < sequence.num_tokens - 1:
             return 0
         if self._policy.has_draft_model and end - sequence.num_draft_computed_tokens > budget.draft:
