@@ -125,6 +125,46 @@ def test_bytes_of_logprobs_spell_the_answer(server: tuple[Any, openai.OpenAI]) -
         assert spelled.decode(errors="replace") == choice.message.content
 
 
+def test_p27_p28_every_sampling_field_works_over_http_as_offline(
+    server: tuple[Any, openai.OpenAI], offline: LLM
+) -> None:
+    standard: dict[str, Any] = {"frequency_penalty": 0.7, "presence_penalty": -0.4, "seed": 2, "temperature": 0.9}
+    extra: dict[str, Any] = {"repetition_penalty": 1.3, "bad_words": ["a", "th"], "min_p": 0.01, "top_k": 60}
+    answer = server[1].completions.create(
+        model="tiny", prompt=PROMPTS, max_tokens=24, extra_body={**extra, "prompt_logprobs": 1}, **standard
+    )
+    params = SamplingParams(max_tokens=24, prompt_logprobs=1, **standard, **extra)
+    outputs = offline.generate(PROMPTS, params, use_tqdm=False)
+    assert [choice.text for choice in answer.choices] == [output.outputs[0].text for output in outputs]
+    for choice, output in zip(answer.choices, outputs, strict=True):
+        assert "a" not in choice.text
+        assert "th" not in choice.text
+        theirs, mine = choice.prompt_logprobs, output.prompt_logprobs  # type: ignore[attr-defined]
+        assert theirs[0] is None
+        for got, expected in zip(theirs[1:], mine[1:], strict=True):
+            assert {int(token): entry["rank"] for token, entry in got.items()} == {
+                token: entry.rank for token, entry in expected.items()
+            }
+
+
+def test_echo_scores_the_prompt(server: tuple[Any, openai.OpenAI], offline: LLM) -> None:
+    answer = server[1].completions.create(model="tiny", prompt=PROMPTS[0], echo=True, logprobs=0, max_tokens=0)
+    (choice,) = answer.choices
+    assert (choice.text, choice.finish_reason) == (PROMPTS[0], "length")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 0
+    (output,) = offline.generate(PROMPTS[0], SamplingParams(max_tokens=1, prompt_logprobs=0), use_tqdm=False)
+    assert output.prompt_logprobs is not None
+    assert choice.logprobs is not None
+    assert choice.logprobs.token_logprobs is not None
+    assert "".join(choice.logprobs.tokens or []) == PROMPTS[0]
+    expected = [
+        entry[token].logprob if entry else None
+        for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+    ]
+    assert choice.logprobs.token_logprobs == pytest.approx(expected, abs=1e-4)
+
+
 def test_the_engines_refusals_arrive(server: tuple[Any, openai.OpenAI]) -> None:
     with pytest.raises(openai.BadRequestError) as long:
         server[1].completions.create(model="tiny", prompt="x" * 300)

@@ -259,3 +259,21 @@ def test_p05_p06_p13_block_verification_repeats_by_seed_in_any_batch(block: LLM)
     solo = [texts(block, [ids], one)[0] for ids, one in zip(IDS, params, strict=True)]
     assert texts(block, IDS, params) == solo
     assert texts(block, IDS[::-1], params[::-1]) == solo[::-1]
+
+
+def test_synthetic_acceptance_keeps_what_it_is_told_and_says_so(pair: tuple[Path, Path]) -> None:
+    """Three of four drafts, whatever the models say, for greedy and random rows; marked in every output."""
+    config = {
+        **(speculative(pair, "draft") or {}),
+        "num_speculative_tokens": 4,
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [1.0, 1.0, 1.0, 0.0],
+    }
+    with make_llm(pair[0], config) as llm:
+        assert "NOT the target's" in llm.describe()["speculation"]
+        params = [SamplingParams(temperature=i % 2, max_tokens=41, ignore_eos=True) for i in range(len(IDS))]
+        for output in generate(llm, IDS, params):
+            counts = output.metrics.speculative_decoding
+            assert counts.synthetic
+            assert counts.num_accepted_tokens_per_pos == [10, 10, 10, 0]  # the first token is never drafted
+        assert llm.stats().speculation.synthetic
