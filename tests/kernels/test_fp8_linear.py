@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.kernels.fp8 import QuantizedRows, dequantize, quantize_rows_reference, quantize_weight
-from paceline.kernels.fp8_linear import fp8_linear, fp8_linear_reference
+from paceline.kernels.fp8_linear import fp8_linear, fp8_linear_reference, fp8_product
 
 
 def operands(rows: int, outputs: int, inputs: int, seed: int = 0):
@@ -73,3 +73,14 @@ def test_p31_a_row_of_nan_stays_nan_and_touches_no_other() -> None:
 def test_no_rows() -> None:
     x, weight, scale = operands(2, 32, 64)
     assert fp8_linear(QuantizedRows(x.data[:0], x.scale[:0]), weight, scale).shape == (0, 32)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: more rows than a Triton kernel takes")
+@pytest.mark.parametrize("rows", [129, 512])
+def test_many_rows_with_scales_applied_or_owed(rows: int) -> None:
+    x, weight, scale = operands(rows, 512, 1024)
+    bias = torch.randn(512, device=weight.device)
+    assert close(fp8_linear(x, weight, scale, bias), fp8_linear_reference(x, weight, scale, bias))
+    owed = fp8_product(x, weight, scale)
+    assert not owed.is_scaled
+    assert close(owed.value(), fp8_linear_reference(x, weight, scale))

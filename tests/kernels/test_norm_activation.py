@@ -16,6 +16,7 @@ from paceline.kernels.norm_quant import (
     add_rms_norm_quant_reference,
     add_rms_norm_reference,
 )
+from paceline.kernels.product import Product
 
 EPS = 1e-5
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -103,3 +104,22 @@ def test_p31_nan_and_infinity_spoil_their_row_only(bad: float) -> None:
         assert not result[[0, 2]].isnan().any()
     assert add_rms_norm(x, residual.clone(), weight, EPS)[1].isnan().any()
     assert not add_rms_norm(x, residual.clone(), weight, EPS)[[0, 2]].isnan().any()
+
+
+def test_scales_that_a_product_owes_are_applied_by_its_reader() -> None:
+    x, residual, weight, row_scale, column_scale = rows_of(5, (3, 64), (3, 64), (64,), (3,), (64,))
+    product, scaled = Product(x, row_scale, column_scale), x * (row_scale.unsqueeze(1) * column_scale)
+    mine, its = residual.clone(), residual.clone()
+    torch.testing.assert_close(add_rms_norm(product, mine, weight, EPS), add_rms_norm(scaled, its, weight, EPS))
+    torch.testing.assert_close(mine, its)
+    mine, its = residual.clone(), residual.clone()
+    got, _ = add_rms_norm_quant(product, mine, weight, EPS)
+    assert one_step_apart(got, add_rms_norm_quant_reference(product, its, weight, EPS)[0])
+    torch.testing.assert_close(silu_mul(product), silu_mul(scaled))
+    assert one_step_apart(silu_mul_quant(product), silu_mul_quant_reference(product))
+
+
+def test_a_product_that_owes_its_scales_cannot_be_the_residual() -> None:
+    x, weight, row_scale, column_scale = rows_of(6, (3, 64), (64,), (3,), (64,))
+    with pytest.raises(ValueError, match="needs a residual"):
+        add_rms_norm(Product(x, row_scale, column_scale), None, weight, EPS)

@@ -51,7 +51,7 @@ def quantize_rows(x: Tensor) -> QuantizedRows:
 def quantize_rows_reference(x: Tensor) -> QuantizedRows:
     values = x.float()
     amax = _amax(values)
-    return QuantizedRows((values * (FP8_MAX / amax).unsqueeze(1)).to(FP8), amax / FP8_MAX)
+    return QuantizedRows((values * (amax.reciprocal() * FP8_MAX).unsqueeze(1)).to(FP8), amax * (1.0 / FP8_MAX))
 
 
 def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,11 +94,11 @@ def _amax(values: Tensor) -> Tensor:
 @jit
 def quantize_block(values, SMALLEST: tl.constexpr, MAX: tl.constexpr):
     """A row in float32 (zeros where masked) -> its E4M3 data and its scale. NaN or infinity: scale NaN."""
-    # tl.max drops NaN, so the sum of x·0 carries it (and makes one of infinity).
-    amax = tl.max(tl.abs(values), 0)
-    amax = tl.where(amax < SMALLEST, SMALLEST, amax) + tl.sum(values * 0.0, 0)
-    data = (values * tl.div_rn(MAX, amax)).to(tl.float8e4nv)
-    return data, tl.div_rn(amax, MAX)
+    # tl.max drops NaN; as integers the magnitudes have the same order, with infinity and NaN on top.
+    amax = tl.max(tl.abs(values).to(tl.int32, bitcast=True), 0).to(tl.float32, bitcast=True)
+    amax = tl.where(amax < SMALLEST, SMALLEST, amax) + amax * 0.0
+    data = (values * (tl.div_rn(1.0, amax) * MAX)).to(tl.float8e4nv)
+    return data, amax * (1.0 / MAX)
 
 
 @jit

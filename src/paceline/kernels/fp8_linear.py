@@ -2,22 +2,27 @@
 
 Contract
 - Any M from 1 up. K and N must be multiples of 16; other shapes run the reference (dequantise, then a float32 product).
-- Products are summed in float32; the scales are applied to the sum, once.
+- Sums are float32 as far as the tensor cores keep them; the scales are applied to the sum, once.
 - A row of x whose scale is NaN gives a row of NaN (p31).
-- No host synchronisation; safe in a captured graph on one stream (see `_workspace`).
+- No host synchronisation; safe in a captured graph.
 
-Up to `_SMALL_ROWS` rows the product is bound by reading W, and a Triton kernel does it: W is the left operand, so that
-Hopper's wgmma takes 64 of its rows however few rows x has. Above that it is bound by arithmetic and cuBLASLt does it.
+Three ways, by what bounds them (figures: docs/performance.md):
+- up to 64 rows on Hopper: `fp8_rows`, which reads W at the speed of the memory;
+- up to 128 rows elsewhere: a Triton kernel of the same kind;
+- more: cuBLASLt without scales (its product with a scale a row is 10 to 30 % slower), and the scales in what comes
+  next: `fp8_product` leaves them to a kernel that reads the product anyway, `fp8_linear` applies them itself.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from paceline.kernels import fp8_rows
 from paceline.kernels.fp8 import QuantizedRows
+from paceline.kernels.product import Product
 from paceline.kernels.triton_support import (
     jit,
     launch_options,
@@ -29,16 +34,7 @@ from paceline.kernels.triton_support import (
 )
 
 _SMALL_ROWS = 128
-
-
-class Tiles(NamedTuple):
-    """How one small product is cut: a program makes BN outputs of BM rows from K / SPLIT inputs."""
-
-    bn: int
-    bk: int
-    split: int
-    stages: int
-    warps: int
+_TILE, _K_TILE, _STAGES = 64, 256, 6  # best of 40 by measurement on one H200 at 8 rows of 8192 x 8192 and 8192 x 28672
 
 
 def fp8_linear(
@@ -49,15 +45,35 @@ def fp8_linear(
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
     """x [M, K], weight [N, K] E4M3, weight_scale [N] float32, bias [N] -> [M, N] in `out_dtype`."""
+    product = fp8_product(x, weight, weight_scale, bias, out_dtype)
+    return _settled(product, bias, out_dtype)
+
+
+def fp8_product(
+    x: QuantizedRows,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Product:
+    """The same, but where applying the scales would take a kernel of its own they are left to the reader (with no bias
+    added either): see `Product`."""
     rows, inputs = x.data.shape
+    outputs = weight.shape[0]
     if weight.shape[1] != inputs:
         raise ValueError(f"fp8_linear: x has {inputs} columns but the weight has {weight.shape[1]}")
-    aligned = inputs % 16 == 0 and weight.shape[0] % 16 == 0
+    aligned = inputs % 16 == 0 and outputs % 16 == 0
     if not runs_triton(x.data) or not aligned or rows == 0:
-        return fp8_linear_reference(x, weight, weight_scale, bias, out_dtype)
-    if rows <= _SMALL_ROWS or not x.data.is_cuda:
-        return _small(x, weight, weight_scale, bias, out_dtype)
-    return _large(x, weight, weight_scale, bias, out_dtype)
+        return Product(fp8_linear_reference(x, weight, weight_scale, bias, out_dtype))
+    if fp8_rows.fits(x.data, weight, out_dtype):
+        return Product(fp8_rows.fp8_rows(x, weight, weight_scale, bias, out_dtype))
+    if (rows <= _SMALL_ROWS or not x.data.is_cuda) and not _on_hopper(x.data):
+        return Product(_small(x, weight, weight_scale, bias, out_dtype))
+    one = _one(x.data.device)
+    product = torch._scaled_mm(
+        x.data, weight.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+    return Product(product, x.scale, weight_scale)
 
 
 def fp8_linear_reference(
@@ -72,19 +88,31 @@ def fp8_linear_reference(
     return (product if bias is None else product + bias.float()).to(out_dtype)
 
 
-def _large(
-    x: QuantizedRows, weight: Tensor, weight_scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype
-) -> Tensor:
-    product = torch._scaled_mm(
-        x.data, weight.T, scale_a=x.scale.unsqueeze(1), scale_b=weight_scale.unsqueeze(0),
-        out_dtype=torch.bfloat16, use_fast_accum=True,
+def _settled(product: Product, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    if product.row_scale is None or product.column_scale is None:
+        return product.data
+    rows, outputs = product.data.shape
+    out = product.data if out_dtype == product.data.dtype else product.data.new_empty(rows, outputs, dtype=out_dtype)
+    _apply_scales_kernel[(rows, triton.cdiv(outputs, 1024))](
+        product.data, product.row_scale, product.column_scale, bias, out, outputs,
+        HAS_BIAS=bias is not None, BLOCK=1024, **launch_options(out, num_warps=4),
     )  # fmt: skip
-    product = product if bias is None else product.add_(bias)
-    return product.to(out_dtype)
+    return out
 
 
-def _tiles(outputs: int, inputs: int, rows: int) -> Tiles:
-    return Tiles(bn=64, bk=128 if rows > 64 else 256, split=1, stages=4, warps=4)
+def _one(device: torch.device) -> Tensor:
+    # What is allocated while a graph is captured belongs to that graph and must not be kept.
+    make = _make_one.__wrapped__ if torch.cuda.is_current_stream_capturing() else _make_one
+    return make(device)
+
+
+@cache
+def _make_one(device: torch.device) -> Tensor:
+    return torch.ones((), device=device)
+
+
+def _on_hopper(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
 
 
 def _small(
@@ -92,16 +120,33 @@ def _small(
 ) -> Tensor:
     rows, inputs = x.data.shape
     outputs = weight.shape[0]
-    tiles = _tiles(outputs, inputs, rows)
     bm = min(128, max(16, triton.next_power_of_2(rows)))
+    k_tile = _K_TILE if bm <= 64 else _K_TILE // 2
     out = torch.empty(rows, outputs, dtype=out_dtype, device=weight.device)
-    grid = (triton.cdiv(outputs, tiles.bn), triton.cdiv(rows, bm))
-    _product_kernel[grid](
+    _product_kernel[(triton.cdiv(outputs, _TILE), triton.cdiv(rows, bm))](
         x.data, x.scale, weight, weight_scale, bias, out, rows, outputs, inputs, x.data.stride(0), weight.stride(0),
-        BM=bm, BN=tiles.bn, BK=tiles.bk, HAS_BIAS=bias is not None, EVEN_K=inputs % tiles.bk == 0,
-        **launch_options(weight, num_warps=tiles.warps, num_stages=tiles.stages),
+        BM=bm, BN=_TILE, BK=k_tile, HAS_BIAS=bias is not None, EVEN_K=inputs % k_tile == 0,
+        **launch_options(weight, num_warps=4, num_stages=_STAGES if bm <= 64 else 4),
     )  # fmt: skip
     return out
+
+
+@jit
+def _apply_scales_kernel(
+    product_ptr, row_scale_ptr, column_scale_ptr, bias_ptr, out_ptr, outputs, HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < outputs
+    let_next_start(PDL)
+    column_scale = tl.load(column_scale_ptr + n, mask=inside, other=0.0)
+    wait_for_previous(PDL)
+    value = tl.load(product_ptr + row * outputs + n, mask=inside, other=0.0).to(tl.float32)
+    value = value * (tl.load(row_scale_ptr + row) * column_scale)
+    if HAS_BIAS:
+        value += tl.load(bias_ptr + n, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * outputs + n, value.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @jit
