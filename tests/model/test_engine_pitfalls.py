@@ -132,6 +132,17 @@ def test_p12_ragged_acceptance(pair: tuple[Path, Path], plain_texts: list[list[i
         assert texts(llm, prompts(10), GREEDY) == plain_texts
 
 
+def test_p05_a_seed_gives_the_same_text_from_a_warm_prefix_cache(drafted: LLM) -> None:
+    """A cached prompt leaves a single token to compute, and a cold one many: the draws must not differ."""
+    ids = prompts(6, seed=8, low=9, high=30)
+    params = [SamplingParams(temperature=0.9, seed=i, max_tokens=16, ignore_eos=True) for i in range(6)]
+    drafted._engine.reset_prefix_cache()  # type: ignore[union-attr]
+    cold = generate(drafted, ids, params)
+    warm = generate(drafted, ids, params)
+    assert any(output.num_cached_tokens for output in warm)
+    assert [o.outputs[0].token_ids for o in warm] == [o.outputs[0].token_ids for o in cold]
+
+
 def test_p15_a_warm_request_accepts_as_many_and_prefills_nothing(drafted: LLM) -> None:
     ids = prompts(6, seed=5, low=30, high=60)
     params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)

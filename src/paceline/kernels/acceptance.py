@@ -162,6 +162,9 @@ def accept(
             draft_token_ids, num_drafted, argmax, valid, temperature, seeds, positions, probs, draft_probs,
             synthetic_rates,
         )  # fmt: skip
+    draft_token_ids, argmax, valid = draft_token_ids.contiguous(), argmax.contiguous(), valid.contiguous()
+    num_drafted, temperature = num_drafted.contiguous(), temperature.contiguous()
+    seeds, positions = seeds.contiguous(), positions.contiguous()
     has_p, has_q = probs is not None, draft_probs is not None and k > 0
     p = probs if probs is not None else temperature
     q = draft_probs if draft_probs is not None and k > 0 else temperature

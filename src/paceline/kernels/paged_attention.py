@@ -205,6 +205,7 @@ def paged_attention(
         ).flatten(1)
         return quantize_tokens(attended) if quantize else attended.to(q.dtype)
 
+    kv_lens = kv_lens.contiguous()
     splits = num_splits or num_splits_for(num_rows, num_kv_heads, max_kv_len or block_tables.shape[1] * block_size)
     group = num_heads // num_kv_heads
     block_d, window_or_0 = triton.next_power_of_2(head_dim), window or 0

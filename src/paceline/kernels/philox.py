@@ -62,6 +62,7 @@ def uniforms(seeds: Tensor, positions: Tensor, purpose: int, steps: Tensor | Non
     int32 or int64 -> float64 [N] in [0, 1)."""
     if not runs_triton(seeds):
         return uniforms_reference(seeds, positions, purpose, steps)
+    seeds, positions = seeds.contiguous(), positions.contiguous()
     count = seeds.numel()
     out = torch.empty(count, dtype=torch.float64, device=seeds.device)
     grid = (triton.cdiv(count, _BLOCK),)

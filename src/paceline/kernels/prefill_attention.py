@@ -129,6 +129,7 @@ def prefill_attention(
             q, kv_layer, block_tables, query_starts.tolist(), kv_lens.tolist(), window, k_scale, v_scale, softmax_scale
         )
         return attended.flatten(1).to(q.dtype)
+    query_starts, kv_lens = query_starts.contiguous(), kv_lens.contiguous()
     group = num_heads // num_kv_heads
     is_float32 = q.dtype == torch.float32
     large = max_query_len * group > _SMALL_TILE and not is_float32

@@ -115,6 +115,7 @@ def rotary_kv_write_(
             q_norm=q_norm, k_norm=k_norm, eps=eps, k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
         return
+    positions, slots = positions.contiguous(), slots.contiguous()
     head_dim = kv_layer.shape[-1]
     block_half = triton.next_power_of_2(head_dim // 2)
     block_heads = max(1, _TILE // (2 * block_half))

@@ -189,6 +189,7 @@ def processed_law(
         probs = torch.empty((num_rows, vocab), dtype=torch.float32, device=logits.device)
     if not runs_triton(logits):
         return _law_reference(logits, temperature, min_p, top_k, top_p, probs)
+    temperature, min_p, top_k, top_p = (v.contiguous() for v in (temperature, min_p, top_k, top_p))
     num_chunks, device = triton.cdiv(vocab, CHUNK), logits.device
     peaks, sums = torch.empty((2, num_rows, num_chunks), dtype=torch.float32, device=device)
     places = torch.empty((num_rows, num_chunks), dtype=torch.int32, device=device)
@@ -272,6 +273,7 @@ def draw_seeded(law: ProcessedLaw, temperature: Tensor, seeds: Tensor, positions
 def _launch_draw(
     law: ProcessedLaw, temperature: Tensor, u: Tensor, seeds: Tensor, positions: Tensor, purpose: int, *, seeded: bool
 ) -> Tensor:
+    temperature, u, seeds, positions = (v.contiguous() for v in (temperature, u, seeds, positions))
     num_rows, vocab = law.probs.shape
     num_chunks = law.masses.shape[1]
     tokens = torch.empty(num_rows, dtype=torch.int64, device=law.probs.device)

@@ -241,7 +241,7 @@ class CapturedDecoder:
             token_ids=tokens.reshape(-1),
             # A place beyond the model's length is computed and ignored, but its angles must exist.
             positions=positions[:, column : column + length].clamp(max=runner.max_positions - 1).reshape(-1),
-            slots=slots[:, column : column + length].reshape(-1),
+            slots=slots[:, column : column + length].reshape(-1).contiguous(),  # one column alone would be a view
             block_tables=rows.block_tables,
             kv_lens=torch.where(rows.num_tokens > 0, rows.num_tokens + place, 0),
             max_query_len=length,
