@@ -229,11 +229,8 @@ class Scheduler:
         return self._wanted_drafts(sequence)
 
     def _wanted_drafts(self, sequence: Sequence) -> int:
-        return self._policy.wanted_drafts(sequence) if self._drafts_are_allowed else 0
-
-    @property
-    def _drafts_are_allowed(self) -> bool:
-        return self._watch is None or self._watch.allows_drafts
+        is_allowed = self._watch is None or self._watch.allows_drafts
+        return self._policy.wanted_drafts(sequence) if is_allowed else 0
 
     def _row(self, sequence: Sequence, end: int, drafts: int, budget: _Budget) -> RowPlan:
         start = sequence.num_computed_tokens
@@ -274,7 +271,7 @@ class Scheduler:
         if drafts:
             return max(0, min(mark, end - 2)), end
         catching_up = sequence.num_computed_tokens < sequence.num_tokens - 1 or end - mark > budget.draft
-        if not (catching_up and self._drafts_are_allowed and self._policy.will_draft(sequence)):
+        if not catching_up or self._wanted_drafts(sequence) == 0:
             return 0, 0
         return mark, max(mark, min(end, mark + budget.draft))
 

@@ -26,18 +26,7 @@ class SpeculationPolicy:
         return self.draft_max_len is not None
 
     def wanted_drafts(self, sequence: Sequence) -> int:
-        """K for this sequence: at most what it may still emit less the token that comes for free.
-
-        None before the first token is out: whether a draft is due there would hang on what the prefix cache holds and
-        on how the prompt was cut into chunks, and the text of a seed must not.
-        """
-        return self._room(sequence) if sequence.num_output_tokens else 0
-
-    def will_draft(self, sequence: Sequence) -> bool:
-        """Whether drafts are due behind this sequence sooner or later, so that the draft should read its prompt."""
-        return self._room(sequence) > 0
-
-    def _room(self, sequence: Sequence) -> int:
+        """K for this sequence: at most what it may still emit less the token that comes for free."""
         if sequence.draft_failed and self.has_draft_model:
             return 0
         return max(0, min(self.num_speculative_tokens, self.draft_limit(sequence) - sequence.num_tokens))
