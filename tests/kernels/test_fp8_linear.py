@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.kernels.fp8 import QuantizedRows, dequantize, quantize_rows_reference, quantize_weight
 from paceline.kernels.fp8_linear import fp8_linear, fp8_linear_reference, fp8_product
+from paceline.layers.linear import Linear
 
 
 def operands(rows: int, outputs: int, inputs: int, seed: int = 0):
@@ -84,3 +85,18 @@ def test_many_rows_with_scales_applied_or_owed(rows: int) -> None:
     owed = fp8_product(x, weight, scale)
     assert not owed.is_scaled
     assert close(owed.value(), fp8_linear_reference(x, weight, scale))
+
+
+def test_a_linear_leaves_scales_to_its_reader_only_where_the_reader_can_apply_them() -> None:
+    x, weight, scale = operands(3, 32, 64)
+    for bias, dtype in (
+        (None, torch.bfloat16),
+        (torch.ones(32, device=scale.device), torch.bfloat16),
+        (None, torch.float32),
+    ):
+        linear = Linear(weight, bias, scale, dtype)
+        product = linear.product(x)
+        assert product.data.dtype == dtype
+        torch.testing.assert_close(product.value(), linear(x).float(), rtol=2**-7, atol=1e-3)
+    plain = Linear(torch.randn(8, 4))
+    assert torch.equal(plain.product(torch.ones(2, 4)).data, plain(torch.ones(2, 4)))

@@ -136,6 +136,7 @@ def _tensor_map(matrix: Tensor, box_rows: int, atoms: int) -> bytes:
     return _make_map(matrix.data_ptr(), rows, inputs, matrix.stride(0), box_rows, atoms)
 
 
+@lru_cache(maxsize=16384)
 def _make_map(address: int, rows: int, inputs: int, stride: int, box_rows: int, atoms: int) -> bytes:
     """A matrix [rows, inputs] of bytes as [piece of k, row, 128], fetched in boxes of [atoms, box_rows, 128]."""
     wide, narrow = driver.cuuint64_t, driver.cuuint32_t
@@ -157,7 +158,7 @@ def _make_map(address: int, rows: int, inputs: int, stride: int, box_rows: int, 
     return ctypes.string_at(int(tensor_map.getPtr()), 128)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def _kept_map(address: int, rows: int, inputs: int, stride: int, tile: int, atoms: int) -> bytes:
     # The kernel reads weights before it waits for earlier kernels: what fills them must have ended.
     if not torch.cuda.is_current_stream_capturing():

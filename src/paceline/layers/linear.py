@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from paceline.kernels.fp8 import QuantizedRows, quantize_rows
-from paceline.kernels.fp8_linear import fp8_linear
+from paceline.kernels.fp8_linear import fp8_linear, fp8_product
+from paceline.kernels.product import Product
 
 _EXPECTED_ROWS = 8  # the packed layout is chosen for this many; others work with it at no visible cost
 
@@ -60,6 +61,13 @@ class Linear:
         if self._packed is None:
             return functional.linear(x, self.weight, self.bias)
         return _packed_product(x, self._packed, self.bias)
+
+    def product(self, x: Tensor | QuantizedRows) -> Product:
+        """As a call, for a reader that applies the scales an FP8 product of many rows may owe."""
+        if self.weight_scale is None or self.bias is not None or self.out_dtype != torch.bfloat16:
+            return Product(self(x))
+        rows = x if isinstance(x, QuantizedRows) else quantize_rows(x)
+        return fp8_product(rows, self.weight, self.weight_scale, None, self.out_dtype)
 
     @property
     def num_bytes(self) -> int:

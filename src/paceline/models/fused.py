@@ -7,7 +7,8 @@ over quantised rows, and the activation quantises what it made.
 Contract
 - Every index lives on the device and no step depends on its value, so that the forward can be captured in a CUDA
   graph; `PagedBatch` says how rows lie in the batch.
-- A projection is fed quantised rows if its weights are FP8, and rows in the model's dtype otherwise.
+- A projection is fed quantised rows if its weights are FP8, and rows in the model's dtype otherwise. What it makes may
+  owe its scales to the norm or the activation that reads it (`Product`).
 - A token whose slot is 0 (the null block's) is computed and its key and value are never read.
 """
 
@@ -23,6 +24,7 @@ from paceline.kernels.fp8 import QuantizedRows
 from paceline.kernels.norm_quant import add_rms_norm, add_rms_norm_quant
 from paceline.kernels.paged_attention import paged_attention
 from paceline.kernels.prefill_attention import prefill_attention
+from paceline.kernels.product import Product
 from paceline.kernels.rotary_kv import rotary_kv_write_
 from paceline.layers.linear import Linear
 from paceline.layers.norm import RMSNorm
@@ -51,7 +53,7 @@ class PagedBatch:
 def forward(model: LlamaModel, batch: PagedBatch, kv_layers: list[Tensor]) -> Tensor:
     """Final hidden states [T, hidden_size], normed. Writes the tokens' keys and values into `kv_layers`."""
     residual = functional.embedding(batch.token_ids, model.embedding)
-    delta: Tensor | None = None
+    delta: Product | None = None
     for layer, kv, scales in zip(model.layers, kv_layers, model.kv_scales.tolist(), strict=True):
         delta = _layer(layer, delta, residual, model.rotary, batch, kv, scales)
     assert delta is not None, "a model has at least one layer"
@@ -59,9 +61,9 @@ def forward(model: LlamaModel, batch: PagedBatch, kv_layers: list[Tensor]) -> Te
 
 
 def _layer(
-    layer: DecoderLayer, delta: Tensor | None, residual: Tensor, rotary: Tensor, batch: PagedBatch, kv: Tensor,
+    layer: DecoderLayer, delta: Product | None, residual: Tensor, rotary: Tensor, batch: PagedBatch, kv: Tensor,
     kv_scales: list[float],
-) -> Tensor:  # fmt: skip
+) -> Product:  # fmt: skip
     """Add `delta`, what the layer before made, to `residual` in place; return what this layer makes."""
     x = _norm(layer.input_norm, delta, residual, layer.attention.qkv)
     attended = _attention(layer.attention, x, rotary, batch, kv, *kv_scales)
@@ -69,8 +71,9 @@ def _layer(
     return _mlp(layer.mlp, x)
 
 
-def _norm(norm: RMSNorm, delta: Tensor | None, residual: Tensor, feeds: Linear) -> Rows:
-    x, added_to = (residual, None) if delta is None else (delta, residual)
+def _norm(norm: RMSNorm, delta: Product | None, residual: Tensor, feeds: Linear) -> Rows:
+    x: Tensor | Product = residual if delta is None else delta
+    added_to = None if delta is None else residual
     if feeds.is_fp8:
         return add_rms_norm_quant(x, added_to, norm.weight, norm.eps)[0]
     return add_rms_norm(x, added_to, norm.weight, norm.eps)
@@ -78,7 +81,7 @@ def _norm(norm: RMSNorm, delta: Tensor | None, residual: Tensor, feeds: Linear) 
 
 def _attention(
     attention: Attention, x: Rows, rotary: Tensor, batch: PagedBatch, kv: Tensor, k_scale: float, v_scale: float
-) -> Tensor:
+) -> Product:
     arch = attention.arch
     qkv = attention.qkv(x)  # [T, q_size + 2 * kv_size]
     rotary_kv_write_(
@@ -93,14 +96,14 @@ def _attention(
             queries, kv, batch.block_tables, batch.query_starts, batch.kv_lens, batch.max_query_len, attention.window,
             k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
-        return attention.o(mixed)
+        return attention.o.product(mixed)
     attended = paged_attention(
         queries, kv, batch.block_tables, batch.kv_lens, batch.max_query_len, attention.window,
         k_scale=k_scale, v_scale=v_scale, quantize=attention.o.is_fp8, max_kv_len=batch.max_kv_len,
     )  # fmt: skip
-    return attention.o(QuantizedRows(*attended) if isinstance(attended, tuple) else attended)
+    return attention.o.product(QuantizedRows(*attended) if isinstance(attended, tuple) else attended)
 
 
-def _mlp(mlp: MLP, x: Rows) -> Tensor:
-    gate_up = mlp.gate_up(x)
-    return mlp.down(silu_mul_quant(gate_up) if mlp.down.is_fp8 else silu_mul(gate_up))
+def _mlp(mlp: MLP, x: Rows) -> Product:
+    gate_up = mlp.gate_up.product(x)
+    return mlp.down.product(silu_mul_quant(gate_up) if mlp.down.is_fp8 else silu_mul(gate_up))
