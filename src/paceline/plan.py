@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import msgspec
 
+MAX_SCORED_TOKENS = 256  # prompt tokens scored in one step: each takes a row of logits, of the vocabulary's size
+
 
 class SamplingPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker needs of a request's sampling parameters; everything already validated."""

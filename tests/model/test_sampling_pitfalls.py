@@ -235,6 +235,7 @@ def test_p31_a_row_with_nothing_left_to_sample_fails_alone_and_says_why(pair: tu
             assert len(failed.token_ids) == 1
             assert [list(o.outputs[0].token_ids) for o in outputs[1:]] == expected
             assert llm.stats().finished_error == 1
+            assert llm.stats().draft_failures == 0, "the draft is as sound as the model"
 
 
 # Block verification

@@ -30,10 +30,8 @@ from paceline.engine.block_manager import BlockManager
 from paceline.engine.draft_watch import DraftWatch
 from paceline.engine.speculation import SpeculationPolicy
 from paceline.engine.stopping import find_ending
-from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
+from paceline.plan import MAX_SCORED_TOKENS, RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
 from paceline.sequence import FinishReason, Sequence, SequenceStatus
-
-_MAX_SCORED_TOKENS = 256  # prompt tokens scored in one step: each takes a row of logits, of the vocabulary's size
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class _Budget:
 
     target: int
     draft: int
-    scored: int = _MAX_SCORED_TOKENS
+    scored: int = MAX_SCORED_TOKENS
 
 
 _InFlight = dict[int, tuple[Sequence, RowPlan]]  # a step's rows by seq_id, in the plan's order

@@ -1,9 +1,10 @@
 """The memory that a step takes beside weights and pools, measured on the real thing.
 
-`largest_steps` makes the two plans that bound it: one that reads as many tokens as a step may, and one in which every
-sequence decodes at the full K and samples at random, which holds the laws of all places at once. They run before the
-pools have their size, over a pool of MIN_BLOCKS in which all rows share one block: nothing of them is kept, and what
-they compute is of no interest. They also compile the kernels, which would otherwise be the first request's lot.
+`largest_steps` makes the two plans that bound it: one that reads as many tokens as a step may and scores as many, and
+one in which every sequence decodes at the full K and samples at random, which holds the laws of all places at once.
+They run before the pools have their size, over a pool of MIN_BLOCKS in which all rows share one block: nothing of them
+is kept, and what they compute is of no interest. They also compile the kernels, which would otherwise be the first
+request's lot.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
+from msgspec import structs
 
 from paceline.config import EngineConfig
-from paceline.plan import RowPlan, SamplingPlan, StepPlan
+from paceline.plan import MAX_SCORED_TOKENS, RowPlan, SamplingPlan, StepPlan
 
 MIN_BLOCKS = 2  # the null block and one for everyone
 _MARGIN = 1.03  # for what the allocator cannot give back: a cached segment serves requests of about its size only
@@ -43,7 +45,11 @@ def _prefill_rows(config: EngineConfig) -> list[RowPlan]:
     budget, longest = config.scheduler.max_num_batched_tokens, config.model.max_model_len - 1
     num_rows = min(-(-budget // longest), config.scheduler.max_num_seqs)
     lengths = [min(longest, budget // num_rows)] * num_rows
-    return [_row(config, index, length, drafts=0, reads_draft=True) for index, length in enumerate(lengths)]
+    scored = [min(MAX_SCORED_TOKENS, lengths[0]), *[0] * (num_rows - 1)]
+    return [
+        _row(config, index, length, drafts=0, reads_draft=True, scored=scored[index])
+        for index, length in enumerate(lengths)
+    ]
 
 
 def _decode_rows(config: EngineConfig) -> list[RowPlan]:
@@ -53,7 +59,7 @@ def _decode_rows(config: EngineConfig) -> list[RowPlan]:
     return [_row(config, index, 1, drafts=drafts, reads_draft=drafts > 0) for index in range(num_rows)]
 
 
-def _row(config: EngineConfig, index: int, length: int, *, drafts: int, reads_draft: bool) -> RowPlan:
+def _row(config: EngineConfig, index: int, length: int, *, drafts: int, reads_draft: bool, scored: int = 0) -> RowPlan:
     num_blocks = -(-(length + drafts) // config.cache.block_size)
     draft = config.draft
     chunk = [0] * min(length, draft.max_model_len) if draft is not None and reads_draft else []
@@ -64,6 +70,7 @@ def _row(config: EngineConfig, index: int, length: int, *, drafts: int, reads_dr
         token_ids=[0] * length,
         draft_chunk=chunk,
         num_draft_tokens=drafts,
+        scored_token_ids=[0] * scored,
         history=[0] * length,
-        sampling=_SAMPLING,
+        sampling=structs.replace(_SAMPLING, num_prompt_logprobs=0) if scored else _SAMPLING,
     )

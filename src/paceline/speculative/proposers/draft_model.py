@@ -66,7 +66,8 @@ class _Draft:
         self._sampling = sampling
         width, device = max(num_drafts, default=0), sampling.device
         self._token_ids = torch.full((len(rows), width), -1, dtype=torch.int64, device=device)
-        self._valid = torch.ones((len(rows), width), dtype=torch.bool, device=device)
+        self._finite = torch.ones((len(rows), width), dtype=torch.bool, device=device)
+        self._has_law = torch.ones((len(rows), width), dtype=torch.bool, device=device)
         self._random_row = {row: place for place, row in enumerate(sampling.random_rows.tolist())}
         self._probs = torch.zeros((len(self._random_row), width, vocab_size), device=device)
 
@@ -85,19 +86,24 @@ class _Draft:
             places = [self._random_row[row] for row in active if row in self._random_row]
             self._probs[places, step] = law.probs[:, 0]
         self._token_ids[active, step] = tokens
-        self._valid[active, step] = law.valid[:, 0]
+        self._has_law[active, step] = law.valid[:, 0]
+        self._finite[active, step] = logits.isfinite().all(-1)
         return tokens
 
     def proposal(self, failed: set[int]) -> Proposal:
-        """Rows whose draft went bad propose nothing."""
-        valid = self._valid.all(-1).tolist()
-        bad = [row.seq_id in failed or not good for row, good in zip(self._rows, valid, strict=True)]
-        failed = failed | {row.seq_id for row, is_bad in zip(self._rows, bad, strict=True) if is_bad}
-        num_drafted = [0 if is_bad else count for count, is_bad in zip(self._num_drafts, bad, strict=True)]
+        """Rows whose draft went bad propose nothing; where restrictions leave no token the drafts of a row end."""
+        finite = self._finite.all(-1).tolist()
+        failed = failed | {row.seq_id for row, good in zip(self._rows, finite, strict=True) if not good}
+        lengths = self._has_law.to(torch.int64).cumprod(-1).sum(-1).tolist()
+        num_drafted = [
+            0 if row.seq_id in failed else min(count, length)
+            for row, count, length in zip(self._rows, self._num_drafts, lengths, strict=True)
+        ]
         width = max(num_drafted, default=0)
         token_ids = self._token_ids[:, :width]
-        if any(bad):
-            token_ids[torch.tensor(bad, device=token_ids.device)] = -1
+        if num_drafted != [min(count, width) for count in self._num_drafts]:
+            ends = torch.tensor(num_drafted, device=token_ids.device)[:, None]
+            token_ids = token_ids.masked_fill(torch.arange(width, device=token_ids.device) >= ends, -1)
         probs = self._probs[:, :width] if self._random_row else None
         return Proposal(token_ids, num_drafted, probs, frozenset(failed))
 
