@@ -113,7 +113,8 @@ def test_the_report_says_what_the_draft_is_worth(finished: Finished) -> None:
     assert report["best_k"] == (int(best[0]) if best[1]["expected"] > 1 else 0)
     reduced = report["tokens_per_pass"]["reduced_head"]
     assert reduced["tokens"] == 12
-    assert reduced["greedy"]["all"]["hit"] <= report["tokens_per_pass"]["greedy"]["all"]["hit"]
+    assert reduced["greedy"]["all"]["hit"] <= report["tokens_per_pass"]["greedy"]["all"]["hit"] + 0.05
+    assert report["engine_agreement"] > 0.99  # the engine and the teacher are one model
     ElementTree.parse(finished.out / "report.svg")
     card = (finished.out / "README.md").read_text()
     for words in ("paceline serve", "vllm serve", "AutoModelForCausalLM", "| rivers |", "Seed 1", "K = 5"):

@@ -20,14 +20,15 @@ from safetensors.torch import load_file
 from paceline.distill import costs, student
 from paceline.distill.chart import Panel, chart
 from paceline.distill.language import language_of
+from paceline.distill.losses import parse_loss
 from paceline.distill.model import LlamaShape, is_plain_llama
 from paceline.distill.options import DistillOptions
 from paceline.distill.recipe import DistillRecipe, TextRecipe
 from paceline.distill.reduced import coverage, export_reduced, frequent_tokens
 from paceline.distill.teacher import load_teacher
 from paceline.distill.text import Text, TextStore
-from paceline.distill.transcripts import held_out_prompts
-from paceline.distill.user_text import read_user_text
+from paceline.distill.transcripts import file_prompts, held_out_prompts
+from paceline.distill.user_text import UserText, read_user_text
 from paceline.errors import ConfigurationError, InvalidRequestError, UnsupportedModelError
 
 CPU = torch.device("cpu")
@@ -81,17 +82,26 @@ def test_a_users_data_becomes_beginnings(tmp_path: Path) -> None:
     )
     assert [b.tolist() for b in found.beginnings] == [[99, 1, 2, 3, 4, 98], [97, *[1, 2, 3] * 5]]
     assert found.num_too_long == 1
-    rows = found.rows(2, 16, number=0, seed=1)
+    rows = found.rows(2, 16, first=0, seed=1)
     assert sorted((row >= 0).sum() for row in rows) == [6, 16]
-    assert np.array_equal(rows, found.rows(2, 16, number=0, seed=1))
+    assert np.array_equal(rows, found.rows(2, 16, first=0, seed=1))
 
 
 def test_every_beginning_is_used_before_one_comes_again(tmp_path: Path) -> None:
     lines = [{"messages": [{"role": "user", "content": "x" * n}]} for n in range(1, 8)]
     found = read(tmp_path / "data.jsonl", *lines)
-    served = np.concatenate([found.rows(3, 16, number=number, seed=4)[:, 1] for number in range(7)]).tolist()
+    served = np.concatenate([found.rows(3, 16, first=3 * number, seed=4)[:, 1] for number in range(7)]).tolist()
     assert [sorted(served[at : at + 7]) for at in (0, 7, 14)] == [list(range(1, 8))] * 3
     assert served[:7] != served[7:14]
+
+
+def test_what_is_held_out_is_never_learnt_even_if_it_was_asked_twice() -> None:
+    beginnings = tuple(np.array([n % 20]) for n in range(60))
+    held, learnt = UserText(beginnings).split(seed=3)
+    apart = [{int(b[0]) for b in part.beginnings} for part in (held, learnt)]
+    assert len(apart[0]) == 2
+    assert not apart[0] & apart[1]
+    assert len(held.beginnings) + len(learnt.beginnings) == 60
 
 
 @pytest.mark.parametrize(
@@ -113,6 +123,8 @@ def test_wrong_data_is_named_by_its_line(tmp_path: Path, line: Any, message: str
 def test_data_that_teaches_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="nothing to learn from"):
         read(tmp_path / "data.jsonl", {"text": "too short"})
+    with pytest.raises(ConfigurationError, match="one row is not enough"):
+        read(tmp_path / "data.jsonl", *[{"messages": [{"role": "user", "content": "a"}]}] * 3)
 
 
 class TemplateTokenizer:
@@ -179,6 +191,30 @@ def test_report_prompts_end_where_the_target_first_answers() -> None:
     flags = torch.tensor([[False, False, False, True, True, False], [True] * 6])
     text = Text("chat", torch.arange(12).view(2, 6), flags, torch.zeros(2))
     assert [p.token_ids for p in held_out_prompts({"chat": text}, 5)] == [(0, 1, 2), (6, 7, 8)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("{", "entry 2"), ('{"category": "a"}', "turns"), ('{"category": "a", "turns": []}', "entry 2"), ("7", "entry 2")],
+)
+def test_prompts_for_the_report_are_read_and_wrong_ones_named(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "asked.jsonl"
+    right = '{"category": "qa", "turns": ["a bb", "second"]}'
+    path.write_text(right + "\n")
+    (prompt,) = file_prompts(path, chat)
+    assert (prompt.category, prompt.token_ids) == ("qa", (99, 1, 2, 98))
+    path.write_text(f"{right}\n{line}\n")
+    with pytest.raises(ConfigurationError, match=message):
+        file_prompts(path, chat)
+
+
+def test_every_branch_of_the_end_takes_its_own_steps() -> None:
+    one = DistillRecipe(minutes=1)
+    three = DistillRecipe(
+        minutes=1, final_losses=(parse_loss("tv"), parse_loss("forward-kl"), parse_loss("reverse-kl"))
+    )
+    assert one.branch_factor == 1
+    assert three.branch_factor == pytest.approx(1.6)
 
 
 def turn(plain: float, step: float) -> costs.Turn:

@@ -24,6 +24,7 @@ from paceline.distill.text import TextStore
 from paceline.distill.train import Trainer, learning_rate_factor
 from paceline.distill.user_text import UserText
 from paceline.distill.writer import Writer, scripts_of
+from paceline.errors import ConfigurationError
 
 TEXT = TextRecipe(rows=64, length=32, selected=24, held_out=16, greedy_share=0.5, buffer_bytes=1 << 20)
 RECIPE = DistillRecipe(
@@ -89,6 +90,33 @@ def test_loss_falls_acceptance_rises_and_the_best_choices_are_kept(tmp_path: Pat
     assert len(scores) == 2
     assert outcome.loss == branches[scores.index(max(scores))]["loss"]
     assert outcome.steps == RECIPE.steps_for(RECIPE.tokens or 0)
+
+
+def test_minutes_are_measured_at_the_start_and_a_full_disk_is_noticed_then(tmp_path: Path) -> None:
+    recipe = DistillRecipe(text=TEXT, minutes=0.5, batch=32, head_chunk=500)  # 30 looks at this clock
+    notes, folder = Notes(stop=lambda phase, done: phase == "learning"), RunFolder(tmp_path)
+    folder.state.mkdir()
+    seen: list[int] = []
+
+    def distillation(check: Any) -> Distillation:
+        ticks = itertools.count()
+        return Distillation(
+            teacher(), batch_writer(folder.text, TEXT), DRAFT_SHAPE, recipe, folder, notes,
+            clock=lambda: float(next(ticks)), check_steps=check,
+        )  # fmt: skip
+
+    def full(steps: int) -> None:
+        raise ConfigurationError("Make room.")
+
+    with pytest.raises(ConfigurationError, match="Make room"):
+        distillation(full).run()
+    with pytest.raises(KeyboardInterrupt):
+        distillation(seen.append).run()
+    (estimate,) = [e for e in notes.events if e["event"] == "estimate"]
+    assert seen == [estimate["steps"]]
+    assert estimate["seconds_per_step"] == 0.5
+    assert 20 <= estimate["steps"] <= 60
+    assert estimate["seconds"] <= 30
 
 
 SHORT = DistillRecipe(

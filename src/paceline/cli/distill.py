@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -87,6 +88,10 @@ def words(event: str, values: dict[str, Any]) -> str:
         "resumed": "Going on after step {step:,} of {steps:,}.",
         "finished before": "The run in {folder} is finished already; --overwrite begins anew.",
         "data": "Your data: {beginnings:,} rows begin with it; {too_long:,} conversations are too long for --length.",
+        "disagreement": (
+            "Warning: only {agreement:.0%} of what Paceline wrote greedily is what the teacher would have written; the "
+            "report is worth little. A precision too low for this target, or an error: please report it."
+        ),
         "candidate": "{choice}: {held_out}",
         "reduced head": "The head of reduced/ has {tokens:,} tokens, {coverage:.1%} of the target's answers.",
     }
@@ -110,7 +115,9 @@ def show_report(report: dict[str, Any], options: DistillOptions) -> None:
         (f"Tokens a target pass, {name}", acceptance_table(sampled["by_category"])),
         (f"Expected speed-up, one sequence, {report['machine']}", speed_table(report)),
     ):
-        table = Table(*rows[0], title=title, title_justify="left")
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for heading in rows[0]:
+            table.add_column(heading, no_wrap=True, justify="left" if heading == rows[0][0] else "right")
         for row in rows[1:]:
             table.add_row(*row)
         out.print(table)

@@ -7,6 +7,7 @@ values and interpolated between them. Raw seconds are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 MEASURED_KS = (1, 4, 8)
 _TOKENS = 32  # of each answer
+_ROOM = 64  # tokens that an answer could still have
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,9 @@ def measure_costs(
             measured[k] = []
             for number in range(-1, turns):
                 prompt = prompts[number % len(prompts)]
-                counts = [_ask(plain, prompt), _ask(drafting, prompt)]
-                counts = [_ask(plain, prompt), _ask(drafting, prompt)]  # the prompt is in the prefix cache now
+                for llm in (plain, drafting):
+                    _ask(llm, prompt, 1)  # the prompt is in the prefix cache from here on
+                counts = [_ask(plain, prompt, _TOKENS), _ask(drafting, prompt, _TOKENS)]
                 if number >= 0:
                     measured[k].append(Turn(counts[0][0], counts[1][0], counts[1][1], counts[1][2]))
             speculation = drafting.stats().speculation
@@ -108,13 +111,17 @@ def measure_costs(
     return Costs(measured, drafted)
 
 
-def _ask(llm: LLM, prompt: Sequence[int]) -> tuple[float, float, float]:
-    """Milliseconds a step: whole, drafting, verifying."""
-    params = SamplingParams(temperature=0.0, max_tokens=_TOKENS, ignore_eos=True, detokenize=False)
+def _ask(llm: LLM, prompt: Sequence[int], num_tokens: int) -> tuple[float, float, float]:
+    """Milliseconds a step: whole, drafting, verifying. The answer is left before its end, where K would shrink."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens + _ROOM, ignore_eos=True, detokenize=False)
     before = llm.stats()
     fields = ("step_seconds", "draft_seconds", "verify_seconds")
     start, steps = [getattr(before, name) for name in fields], before.num_steps
-    llm.generate([{"prompt_token_ids": list(prompt)}], params, use_tqdm=False)
+    with closing(llm.stream({"prompt_token_ids": list(prompt)}, params)) as deltas:  # type: ignore[type-var]
+        for delta in deltas:
+            num_tokens -= len(delta.token_ids)
+            if num_tokens <= 0:
+                break
     after = llm.stats()
     count = max(after.num_steps - steps, 1)
     whole, draft, verify = (

@@ -18,12 +18,18 @@ def runs(flags: list[bool]) -> list[tuple[int, int]]:
 
 @torch.no_grad()
 def evaluate(
-    student: Llama, target_table: Tensor, batch: Batch, *, num_speculative_tokens: int = 5, rows_at_once: int = 8
+    student: Llama,
+    target_table: Tensor,
+    batch: Batch,
+    *,
+    num_speculative_tokens: int = 5,
+    logits_at_once: int = 1 << 26,
 ) -> dict[str, float]:
     """Over answer positions of a batch whose every position is selected. Temperature 0 rows give the greedy figures."""
     sums = dict.fromkeys(("positions", "forward_kl", "total_variation", "agreement", "accepted_at_0.7"), 0.0)
     greedy_tokens = greedy_passes = 0.0
     dtype = batch.hidden.dtype
+    rows_at_once = max(1, logits_at_once // (batch.positions.shape[1] * len(target_table)))
     for start in range(0, len(batch.tokens), rows_at_once):
         rows = slice(start, start + rows_at_once)
         eager = torch.compiler.set_stance("force_eager")  # other shapes than in training: not worth compiling

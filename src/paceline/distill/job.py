@@ -89,8 +89,11 @@ class _Job:
     interrupts: Interrupts
 
     def run(self, folder: RunFolder, recipe: DistillRecipe) -> dict[str, Any]:
+        def check_space(steps: int) -> None:
+            folder.check_space(sizes.disk_bytes(recipe, self.shape, steps))
+
         if recipe.tokens is not None:
-            folder.check_space(sizes.disk_bytes(recipe, self.shape, recipe.steps_for(recipe.tokens)))
+            check_space(recipe.steps_for(recipe.tokens))
         tokenizer = load_tokenizer(self.path)
         language = language_of(_hugging_face_tokenizer(self.path), self.architecture.eos_token_ids)
         user_text = self._user_text(recipe, tokenizer, language)
@@ -104,7 +107,7 @@ class _Job:
             writer = self._writer(teacher, language, recipe, folder, user_text, engines)
             outcome = Distillation(
                 teacher, writer, self.shape, recipe, folder, self.watcher, clock=time.monotonic,
-                checkpoint_every=self.options.checkpoint_every, interrupts=self.interrupts,
+                checkpoint_every=self.options.checkpoint_every, interrupts=self.interrupts, check_steps=check_space,
             ).run()  # fmt: skip
             engines.close()  # the writer's engine was sized for many rows
             self._export(outcome.student, writer)

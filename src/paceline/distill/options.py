@@ -18,7 +18,7 @@ from paceline.models.architecture import Architecture
 
 _DEFAULT_LOSS, _DEFAULT_FINAL_LOSS = "forward-kl", "forward-kl*0.25+tv@0.6"  # by measurement: docs/distill.md
 _DEFAULT_MIX = 0.5
-_NOT_THE_RUN = ("out", "report_on", "checkpoint_every", "overwrite", "resume", "draft_vocab")  # may change on resuming
+_NOT_THE_RUN = ("out", "checkpoint_every", "overwrite", "resume")  # may change when a run goes on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,9 @@ class DistillOptions:
     def asked(self, target: Path) -> dict[str, Any]:
         """What makes it this run and no other, in JSON values; data by content."""
         words = {name: value for name, value in asdict(self).items() if name not in _NOT_THE_RUN}
-        return words | {"target": str(target), "data": [_digest(path) for path in self.data]}
+        asked_about = _digest("--report-on", self.report_on) if self.report_on else None
+        data = [_digest("--data", path) for path in self.data]
+        return words | {"target": str(target), "data": data, "report_on": asked_about}
 
     def recipe(self, target: Architecture, device: torch.device) -> DistillRecipe:
         loss, final_losses = self.losses()
@@ -139,9 +141,9 @@ def _require(condition: bool, message: str) -> None:
         raise ConfigurationError(message)
 
 
-def _digest(path: Path) -> str:
+def _digest(option: str, path: Path) -> str:
     try:
         with path.open("rb") as file:
             return f"{path.name} sha256 {hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
     except OSError as error:
-        raise ConfigurationError(f"--data {path} cannot be read: {error}.") from None
+        raise ConfigurationError(f"{option} {path} cannot be read: {error}.") from None

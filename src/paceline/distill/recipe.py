@@ -99,6 +99,11 @@ class DistillRecipe:
     def long_batch(self) -> int:
         return max(1, self.batch * self.text.length // self.text.long_length)
 
+    @property
+    def branch_factor(self) -> float:
+        """Trainer steps for a step of the run, on average: every branch after `fork_at` takes its own."""
+        return 1 + (1 - self.fork_at) * max(0, len(self.final_losses) - 1)
+
     def steps_for(self, tokens: int) -> int:
         return max(1, round(tokens / self.tokens_per_step))
 

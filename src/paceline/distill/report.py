@@ -95,10 +95,24 @@ def by_category(
     """A tally for each category, and `all`."""
     tallies: dict[str, Tally] = {}
     for transcript in transcripts:
-        one = tally(transcript, draft, target, ks, temperature, top_p, draft_vocab)
+        with torch.compiler.set_stance("force_eager"):  # every length is another: not worth compiling
+            one = tally(transcript, draft, target, ks, temperature, top_p, draft_vocab)
         for name in (transcript.category, ALL):
             tallies[name] = tallies[name] + one if name in tallies else one
     return {name: tallies[name] for name in sorted(tallies, key=lambda name: (name == ALL, name))}
+
+
+@torch.no_grad()
+def engine_agreement(greedy: Iterable[Transcript], target: Teacher) -> float:
+    """Share of greedily written tokens that the teacher finds likeliest as well: near 1 if the engine that wrote and
+    the teacher that judges are the same model; what is missing are near ties that rounding decides."""
+    same = count = 0
+    for transcript in greedy:
+        hidden = target.read(_inputs(transcript, target.device))[0, len(transcript.prompt) - 1 :]
+        likeliest = (hidden.float() @ target.head.float().T).argmax(-1)
+        same += int((likeliest == torch.tensor(transcript.output, device=target.device)).sum())
+        count += len(transcript.output)
+    return same / max(count, 1)
 
 
 def table(tallies: dict[str, Tally]) -> list[list[str]]:

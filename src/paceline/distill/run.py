@@ -27,6 +27,7 @@ from paceline.distill.student import draft_from_target
 from paceline.distill.teacher import Teacher
 from paceline.distill.train import Trainer, learning_rate_factor
 from paceline.distill.writer import Writer
+from paceline.errors import ConfigurationError
 
 Clock = Callable[[], float]
 Figures = dict[str, dict[str, float]]  # by kind of held-out text
@@ -88,10 +89,12 @@ class Distillation:
         clock: Clock,
         checkpoint_every: float = 60.0,
         interrupts: Interrupts | None = None,
+        check_steps: Callable[[int], None] = lambda steps: None,
     ) -> None:
+        """`check_steps` may refuse the number of steps, which `minutes` decides only when the run has begun."""
         self.teacher, self.writer, self.shape, self.recipe = teacher, writer, shape, recipe
         self.checkpoints, self.watcher, self.clock = checkpoints, watcher, clock
-        self.checkpoint_every = checkpoint_every
+        self.checkpoint_every, self.check_steps = checkpoint_every, check_steps
         self.interrupts = interrupts or Interrupts()
         self.draws = torch.Generator(teacher.device)
         self.total_steps = 0
@@ -117,6 +120,11 @@ class Distillation:
             self.writer.next_round()
             seconds = self.writer.store.seconds(number)
             self.watcher.note("written", round=number, seconds=round(seconds, 2), tokens=self.writer.tokens)
+        if not any(batch.answers.any() for batch in self.writer.held_out.values()):
+            raise ConfigurationError(
+                "The target did not come to answer in any of the held-out rows, so there is nothing to measure a draft "
+                "on: give more --length or more --rows."
+            )
         self.total_steps = self._budget(seconds)
         self.choice = self._choose_optimizer()
         branch = Branch(self._trainer(self.choice), self.recipe.loss)
@@ -140,10 +148,14 @@ class Distillation:
             steps = recipe.steps_for(recipe.tokens)
         else:
             assert recipe.minutes is not None
-            per_step = seconds_per_step + seconds_per_round * recipe.rounds_for(10_000) / 10_000
+            per_step = seconds_per_step * recipe.branch_factor
+            per_step += seconds_per_round * recipe.rounds_for(10_000) / 10_000
             steps = max(1, int(60 * recipe.minutes / per_step))
+        self.check_steps(steps)
         rounds = recipe.rounds_for(steps)
-        estimate = steps * seconds_per_step + (rounds - len(recipe.text.kinds)) * seconds_per_round
+        trials = len(recipe.candidates) * recipe.candidate_steps if len(recipe.candidates) > 1 else 0
+        estimate = (steps * recipe.branch_factor + trials) * seconds_per_step
+        estimate += (rounds - len(recipe.text.kinds)) * seconds_per_round
         self.watcher.note(
             "estimate", steps=steps, rounds=rounds, positions=int(steps * recipe.tokens_per_step),
             seconds=round(estimate, 1), seconds_per_step=round(seconds_per_step, 4),
@@ -296,6 +308,8 @@ class Distillation:
     def _evaluate(self, student: Llama, rows: int | None) -> Figures:
         figures = {}
         for name, batch in self.writer.held_out.items():
+            if not batch.answers.any():
+                continue  # nothing to measure on
             part = Batch(*(getattr(batch, field)[:rows] for field in Batch.__slots__))
             figures[name] = {k: round(v, 4) for k, v in evaluate(student, self.teacher.head, part).items()}
         return figures

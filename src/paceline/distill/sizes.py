@@ -89,7 +89,7 @@ def _gpu_rows(target: Architecture, length: int, memory: int) -> int:
 
 
 def default_tokens(device: torch.device) -> int:
-    """A draft worth having on a GPU (the default pair's draft saw 700 M); on a CPU what an hour or so can do."""
+    """On a GPU enough for a draft worth having (the default pair's saw 708 M); on a CPU a small run's."""
     return 500_000_000 if device.type == "cuda" else 2_000_000
 
 

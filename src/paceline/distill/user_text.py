@@ -18,6 +18,8 @@ import numpy as np
 
 from paceline.errors import ConfigurationError, InvalidRequestError
 
+_HELD_OUT_SHARE = 8
+
 Messages = list[dict[str, Any]]
 
 
@@ -28,11 +30,22 @@ class UserText:
     beginnings: tuple[np.ndarray, ...]
     num_too_long: int = 0  # conversations left out: there would be no room for an answer
 
-    def rows(self, count: int, length: int, number: int, seed: int) -> np.ndarray:
-        """[count, length] int64 padded with -1: the `number`-th helping. All are used before one comes again."""
+    def split(self, seed: int) -> tuple[UserText, UserText]:
+        """An eighth that is never learnt from, and the rest. Equal beginnings stay together."""
+        distinct = {beginning.tobytes(): number for number, beginning in reversed(list(enumerate(self.beginnings)))}
+        order = np.random.default_rng(seed).permutation(sorted(distinct.values()))
+        held = {self.beginnings[number].tobytes() for number in order[: max(1, len(order) // _HELD_OUT_SHARE)]}
+        parts = [
+            UserText(tuple(b for b in self.beginnings if (b.tobytes() in held) == wanted)) for wanted in (True, False)
+        ]
+        return parts[0], parts[1]
+
+    def rows(self, count: int, length: int, first: int, seed: int) -> np.ndarray:
+        """[count, length] int64 padded with -1: `first` of the endless list and those after it. All beginnings are
+        used before one comes again."""
         total = len(self.beginnings)
         out = np.full((count, length), -1, dtype=np.int64)
-        for row, position in zip(out, range(number * count, (number + 1) * count), strict=True):
+        for row, position in zip(out, range(first, first + count), strict=True):
             order = np.random.default_rng((seed, position // total)).permutation(total)
             beginning = self.beginnings[order[position % total]]
             row[: len(beginning)] = beginning
@@ -70,7 +83,10 @@ def read_user_text(
             f"{length * 3 // 4} tokens, and the texts have {len(stream)} tokens together ({length} are needed): "
             "give more data, or change --length."
         )
-    return UserText((*prompts, *pieces), too_long)
+    found = UserText((*prompts, *pieces), too_long)
+    if len({beginning.tobytes() for beginning in found.beginnings}) < 2:
+        raise ConfigurationError(f"{', '.join(map(str, paths))}: one row is not enough, since some are held out.")
+    return found
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.distill.costs import Costs, SpeedUp, best_k, measure_costs, speed_ups
 from paceline.distill.model import Llama
-from paceline.distill.report import ALL, KS, Tally, by_category
+from paceline.distill.report import ALL, KS, Tally, by_category, engine_agreement
 from paceline.distill.run import Watcher
 from paceline.distill.teacher import Teacher
 from paceline.distill.transcripts import ReportPrompt, write_transcripts
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.llm import LLM
 
 TEMPERATURE, TOP_P = 0.7, 0.9  # of the sampled transcripts
+_EXPECTED_AGREEMENT = 0.9  # of the engine and the teacher, greedy; rounding takes a few hundredths in BF16
 _COST_PROMPT_TOKENS = 128  # longer prompts are cut: a step's cost is asked for, not a prompt's
 
 
@@ -33,6 +34,7 @@ class Verdict:
     costs: Costs
     speed_ups: list[SpeedUp]
     machine: str
+    engine_agreement: float
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -42,6 +44,7 @@ class Verdict:
                 "reduced_head": self.reduced and {"tokens": self.draft_vocab, "greedy": _tallies(self.reduced)},
             },
             "machine": self.machine,
+            "engine_agreement": round(self.engine_agreement, 4),
             "costs": self.costs.as_json(),
             "speed_up": {
                 str(s.k): {"expected": round(s.expected, 3), "low": round(s.low, 3), "high": round(s.high, 3)}
@@ -72,6 +75,9 @@ def judge(
     by_greed = by_category(greedy, student)
     by_chance = by_category(sampled, student, teacher, temperature=TEMPERATURE, top_p=TOP_P)
     by_cut = by_category(greedy, student, draft_vocab=draft_vocab) if draft_vocab is not None else None
+    agreement = engine_agreement(greedy, teacher)
+    if agreement < _EXPECTED_AGREEMENT:
+        watcher.note("disagreement", agreement=agreement)
     watcher.advance("reporting", 2, 3)
     asked = sorted((p.token_ids for p in prompts), key=len)[:3]
     costs = measure_costs(plain, drafting, [ids[:_COST_PROMPT_TOKENS] for ids in asked])
@@ -79,7 +85,7 @@ def judge(
     watcher.advance("reporting", 3, 3)
     return Verdict(
         by_greed, by_chance, by_cut, None if draft_vocab is None else len(draft_vocab), costs,
-        speed_ups(tokens_per_pass, costs), _machine(teacher.device),
+        speed_ups(tokens_per_pass, costs), _machine(teacher.device), agreement,
     )  # fmt: skip
 
 

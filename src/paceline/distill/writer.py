@@ -43,7 +43,11 @@ class Writer:
     ) -> None:  # fmt: skip
         self.clock = clock
         self.teacher, self.chats, self.papers = teacher, chats, papers
-        self.language, self.recipe, self.store, self.seed, self.user_text = language, recipe, store, seed, user_text
+        self.language, self.recipe, self.store, self.seed = language, recipe, store, seed
+        self.held_out_data: UserText | None = None
+        self.data: UserText | None = None
+        if user_text is not None:
+            self.held_out_data, self.data = user_text.split(seed)
         self.frames = [(language.encode(before), language.encode(after)) for before, after in prompts.FRAMES]
         self.separator = language.encode("\n\n")
         chat_rows, long_rows = buffer_rows(recipe, teacher)
@@ -54,7 +58,7 @@ class Writer:
         self.documents: deque[np.ndarray] = deque(maxlen=_MAX_DOCUMENTS)
         self.answer_counts = torch.zeros(teacher.vocab_size, dtype=torch.int64)
         self.rounds = 0
-        self.helpings = 0  # rounds of the user's own prompts
+        self.served = 0  # beginnings of the user's that were learnt from
         self.tokens = {"raw": 0, "chat": 0, "document": 0, "data": 0}  # positions of rows, by kind
         self.selected = 0  # distinct positions offered to students
 
@@ -83,7 +87,8 @@ class Writer:
             text, hidden = self._write(number)
             self.store.save(number, text, seconds=self.clock() - began)
         self.rounds += 1
-        self.helpings += text.kind == "data"
+        if text.kind == "data":
+            self.served += len(text.tokens) - self._num_held_out("data", len(text.tokens))
         self.tokens[text.kind] += text.tokens.numel()
         answers = text.tokens[text.is_answer].cpu()
         self.answer_counts += torch.bincount(answers, minlength=len(self.answer_counts))
@@ -113,8 +118,11 @@ class Writer:
     def _prefix(self, kind: Kind, rows: int, length: int, number: int, random: np.random.Generator) -> Tensor:
         language = self.language
         if kind == "data":
-            assert self.user_text is not None
-            return torch.from_numpy(self.user_text.rows(rows, length, self.helpings, self.seed))
+            assert self.data is not None
+            assert self.held_out_data is not None
+            kept = self._num_held_out(kind, rows)
+            held = self.held_out_data.rows(kept, length, 0, self.seed)
+            return torch.from_numpy(np.concatenate((held, self.data.rows(rows - kept, length, self.served, self.seed))))
         if kind == "document":
             shares = self.recipe.prompt_shares
             return prompts.document_prompts(
@@ -154,6 +162,8 @@ class Writer:
         if kind == "raw" or kind in self.held_out:
             return 0
         wanted = self.recipe.held_out if kind == "chat" else self.recipe.held_out // 2
+        if kind == "data" and self.held_out_data is not None:
+            wanted = min(wanted, len(self.held_out_data.beginnings))
         return max(1, min(wanted, rows // 2))
 
     def _collect(self, text: Text) -> None:
