@@ -25,15 +25,26 @@ try:
 except ImportError:
     driver = nvrtc = None
 
-__all__ = ["CudaProgram", "checked", "driver", "runs_cuda_programs"]
+__all__ = ["CudaProgram", "checked", "driver", "multiprocessors", "runs_cuda_programs"]
 
 _ARCHITECTURE = "sm_90a"
 
 
 @cache
 def runs_cuda_programs(device_index: int) -> bool:
-    """Whether the device is a Hopper GPU and the compiler's bindings are installed."""
-    return driver is not None and torch.cuda.get_device_capability(device_index) == (9, 0)
+    """Whether the device is a Hopper GPU, and the compiler and its bindings are installed."""
+    if driver is None or torch.cuda.get_device_capability(device_index) != (9, 0):
+        return False
+    try:
+        checked(nvrtc.nvrtcVersion())
+    except RuntimeError:  # bindings without the compiler's library
+        return False
+    return True
+
+
+@cache
+def multiprocessors(device_index: int) -> int:
+    return torch.cuda.get_device_properties(device_index).multi_processor_count
 
 
 class CudaProgram:

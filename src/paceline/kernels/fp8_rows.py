@@ -13,11 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.kernels.cuda_program import CudaProgram, checked, driver, runs_cuda_programs
+from paceline.kernels.cuda_program import CudaProgram, checked, driver, multiprocessors, runs_cuda_programs
 from paceline.kernels.fp8 import QuantizedRows
 
 MAX_ROWS = 64
-_PROGRAMS = 132  # multiprocessors of an H100 or H200
 _SHARED_BYTES = 200 * 1024  # of 227 KiB: small kernels find room beside it
 _LARGEST_TILE = {True: 80, False: 128}  # rows of w; up to 16 rows of x: True
 _STAGE_BYTES = {True: 48 * 1024, False: 32 * 1024}
@@ -50,27 +49,29 @@ def fits(x: Tensor, weight: Tensor, out_dtype: torch.dtype = torch.bfloat16) -> 
 
 
 @lru_cache(maxsize=256)
-def plan(outputs: int, inputs: int, box_rows: int = 8) -> Plan:
+def plan(outputs: int, inputs: int, box_rows: int = 8, most_programs: int = 132) -> Plan:
     """Even shares: the largest tile for which the program with most work has (nearly) the least.
 
+    `most_programs`: the card's multiprocessors, 132 on an H100 or H200.
     Up to 16 rows tiles are smaller and stages longer in k, since fetching x again for each tile costs little then.
     Both by measurement on one H200: docs/performance.md.
     """
     few = box_rows <= 16
     tiles = range(8, _LARGEST_TILE[few] + 1, 8)
-    least = min(_share(outputs, tile) for tile in tiles)
-    tile = max(tile for tile in tiles if _share(outputs, tile) <= 1.02 * least)
+    least = min(_share(outputs, tile, most_programs) for tile in tiles)
+    tile = max(tile for tile in tiles if _share(outputs, tile, most_programs) <= 1.02 * least)
     atoms = 4
     while atoms > 1 and ((tile + box_rows) * _ATOM * atoms > _STAGE_BYTES[few] or inputs % (atoms * _ATOM)):
         atoms //= 2
     count = -(-outputs // tile)
-    turns = -(-count // _PROGRAMS)
+    turns = -(-count // most_programs)
     return Plan(tile, atoms, -(-count // turns))
 
 
-def _share(outputs: int, tile: int) -> int:
+def _share(outputs: int, tile: int, programs: int) -> int:
+    """Rows of w that the program with most of them reads."""
     count = -(-outputs // tile)
-    return -(-count // _PROGRAMS) * tile
+    return -(-count // programs) * tile
 
 
 def fp8_rows(
@@ -81,7 +82,7 @@ def fp8_rows(
     bias = None if bias is None else bias.float()
     outputs = weight.shape[0]
     box_rows = -(-rows // 8) * 8
-    how = plan(outputs, inputs, box_rows)
+    how = plan(outputs, inputs, box_rows, multiprocessors(weight.device.index or 0))
     out = torch.empty(rows, outputs, dtype=out_dtype, device=weight.device)
     stage = (how.tile + box_rows) * _ATOM * how.atoms
     pitch = how.tile if how.tile % 16 == 8 else how.tile + 8
