@@ -55,3 +55,9 @@ def random_answer(constraint: Constraint, masks: GrammarMasks, seed: int, max_to
         choices = closing if closing and generator.random() < step / max_tokens else whole
         output.append(generator.choice(choices))
     return None
+
+
+def legal_prefix(constraint: Constraint, tokens: list[int], store: GrammarStore) -> list[int]:
+    """As much of `tokens` as an answer that goes on can begin with."""
+    legal = tokens[: make_masks(store).num_legal(plan_row(constraint, []), tokens)]
+    return legal[: legal.index(eos_id())] if eos_id() in legal else legal

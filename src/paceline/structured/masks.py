@@ -79,6 +79,7 @@ class _Walk:
         self._compiled = compiled  # held: the store may forget it
         self._matcher = compiled.matcher(end_token_ids)
         self._num_words = -(-compiled.vocab_size // 32)
+        self._last_word = np.int32((1 << compiled.vocab_size % 32) - 1 if compiled.vocab_size % 32 else -1)
         self._path: list[int] = []
         self._masks: dict[int, _Words] = {}  # by length of the path before it
         self._base = 0  # committed tokens
@@ -128,6 +129,7 @@ class _Walk:
             return _bits(self._end_token_ids, self._num_words)
         words = np.zeros((1, self._num_words), dtype=np.int32)
         self._matcher.fill_next_token_bitmask(words)
+        words[0, -1] &= self._last_word  # xgrammar sets bits of ids that do not exist as well
         return words.reshape(-1)
 
     def _watch(self, seconds: float) -> None:

@@ -51,12 +51,12 @@ class Sandbox:
             try:
                 process = self._running(tokenizer_info)
                 verdict = self._ask(process, constraint)
-            except (OSError, EOFError):
-                self._kill()
-                verdict = Verdict("it could not be compiled within the limits of memory and depth; make it smaller.")
             except TimeoutError:
                 self._kill()
                 verdict = Verdict(f"it takes more than {self._compile_seconds:g} s to compile; make it smaller.")
+            except (OSError, EOFError):
+                self._kill()
+                verdict = Verdict("it could not be compiled within the limits of memory and depth; make it smaller.")
         if verdict.error is not None:
             raise GrammarError(verdict.error)
 
