@@ -6,11 +6,15 @@ with those of the offline API.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +74,7 @@ def server(pair: tuple[str, str]) -> Iterator[tuple[subprocess.Popen[str], opena
     assert "draft_model, K=3" in shown  # p41
     url = shown.split(" on ")[-1].split()[0]
     yield process, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
-    engines = psutil.Process(process.pid).children()
+    engines = psutil.Process(process.pid).children(recursive=True)  # and what the engine has started
     process.send_signal(signal.SIGTERM)
     assert process.wait(15) == 0
     assert not any(engine.is_running() for engine in engines)
@@ -174,6 +178,40 @@ def test_the_engines_refusals_arrive(server: tuple[Any, openai.OpenAI]) -> None:
     assert unknown.value.param == "logit_bias"
     with pytest.raises(openai.BadRequestError):
         server[1].completions.create(model="tiny", prompt="")
+
+
+def test_p30_structured_output_through_the_sandbox(server: tuple[Any, openai.OpenAI], offline: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"k": {"enum": ["x", "yy"]}, "ok": {"type": "boolean"}},
+        "required": ["k"],
+    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "k", "schema": schema}}
+    answer = server[1].completions.create(
+        model="tiny", prompt=PROMPTS, **sampling(max_tokens=100), extra_body={"response_format": form}
+    )
+    params = SamplingParams(**sampling(max_tokens=100), structured_outputs={"json": schema})
+    assert [c.text for c in answer.choices] == [o.outputs[0].text for o in offline.generate(PROMPTS, params, False)]
+    for choice in answer.choices:
+        if choice.finish_reason == "stop":
+            assert json.loads(choice.text)["k"] in ("x", "yy")
+    with pytest.raises(openai.BadRequestError, match="parenthesis") as wrong:
+        server[1].completions.create(model="tiny", prompt="x", stream=True, extra_body={"guided_regex": "(a"})
+    assert wrong.value.param == "guided_regex"
+
+
+def test_a_slow_grammar_holds_nobody_up(server: tuple[Any, openai.OpenAI]) -> None:
+    slow = {"type": "object", "properties": {f"p{i}": {} for i in range(2500)}}
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(
+            server[1].completions.create, model="tiny", prompt="x", max_tokens=2, extra_body={"guided_json": slow}
+        )
+        time.sleep(0.3)
+        answer = server[1].completions.create(model="tiny", prompt="x", **sampling(max_tokens=4))
+        assert answer.usage is not None
+        assert not waiting.done()
+        with contextlib.suppress(openai.BadRequestError):  # on a machine too busy to compile it in ten seconds
+            assert waiting.result(60).choices[0].text
 
 
 def test_offline_outputs_have_vllms_shape(offline: LLM) -> None:

@@ -6,6 +6,7 @@ found before the request takes a place in the scheduler's queue.
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from paceline.engine.interfaces import GrammarCompiler
 from paceline.errors import InvalidRequestError
 from paceline.sequence import EngineRequest
 from paceline.structured.constraint import Constraint, GrammarError
+
+logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.02  # an engine with nothing else to do waits so long for a grammar, and then looks for commands
 
@@ -75,3 +78,7 @@ def _prepared(request: EngineRequest, future: Future[object]) -> Prepared:
         return Prepared(request, future.result())
     except GrammarError as error:
         return Prepared(request, refusal=error.as_refusal(constraint))
+    except Exception as error:  # a fault of the compiler must not be the end of everybody's engine
+        logger.exception("A grammar could not be compiled.")
+        unknown = GrammarError(f"its compiler failed with {type(error).__name__}.")
+        return Prepared(request, refusal=unknown.as_refusal(constraint))

@@ -36,6 +36,10 @@ class GrammarError(ValueError):
         return InvalidRequestError(f"{constraint.param} cannot be used: {self}", param=constraint.param)
 
 
+class NotNowError(GrammarError):
+    """It is not the constraint's fault, and may go well the next time."""
+
+
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan carries for a row: `end_token_ids` are legal where the constraint is met, and only there."""
 

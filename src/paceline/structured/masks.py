@@ -113,10 +113,16 @@ class _Walk:
         shared = _shared_length(self._path, path)
         self._take_back(shared)
         for token in path[shared:]:
-            if self._matcher.is_terminated() or not self._matcher.accept_token(token):
+            if not self._may_ask(token) or not self._matcher.accept_token(token):
                 return False
             self._path.append(token)
         return True
+
+    def _may_ask(self, token: int) -> bool:
+        """Leave out what is surely illegal: xgrammar writes a warning to the terminal for each such token."""
+        if self._matcher.is_terminated() or not 0 <= token < self._compiled.vocab_size:
+            return False
+        return token not in self._compiled.no_text or token in self._end_token_ids
 
     def _take_back(self, length: int) -> None:
         if length < len(self._path):

@@ -11,6 +11,7 @@ or after IDLE_SECONDS without work. See sandbox_process.py for the other end.
 
 from __future__ import annotations
 
+import logging
 import select
 import subprocess
 import sys
@@ -19,7 +20,9 @@ import time
 
 import msgspec
 
-from paceline.structured.constraint import Constraint, GrammarError
+from paceline.structured.constraint import Constraint, GrammarError, NotNowError
+
+logger = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 10.0
 START_SECONDS = 120.0
@@ -43,22 +46,29 @@ class Sandbox:
         self._closed = False
 
     def check(self, constraint: Constraint, tokenizer_info: str) -> None:
-        """Raises GrammarError if the constraint does not compile, or not within the limits.
+        """Raises GrammarError if the constraint does not compile, or not within the limits; NotNowError if the
+        process cannot be started.
 
         `tokenizer_info` is xgrammar's, serialised; always the same.
         """
         with self._lock:
-            try:
-                process = self._running(tokenizer_info)
-                verdict = self._ask(process, constraint)
-            except TimeoutError:
-                self._kill()
-                verdict = Verdict(f"it takes more than {self._compile_seconds:g} s to compile; make it smaller.")
-            except (OSError, EOFError):
-                self._kill()
-                verdict = Verdict("it could not be compiled within the limits of memory and depth; make it smaller.")
+            verdict = self._verdict(constraint, tokenizer_info)
         if verdict.error is not None:
             raise GrammarError(verdict.error)
+
+    def _verdict(self, constraint: Constraint, tokenizer_info: str) -> Verdict:
+        process = self._running(tokenizer_info)
+        try:
+            return self._ask(process, constraint)
+        except TimeoutError:
+            self._kill()
+            return Verdict(f"it takes more than {self._compile_seconds:g} s to compile; make it smaller.")
+        except (OSError, EOFError):
+            ended_idle = process.wait() == 0  # between our looking and our asking
+            self._kill()
+            if ended_idle:
+                return self._verdict(constraint, tokenizer_info)
+            return Verdict("it could not be compiled within the limits of memory and depth; make it smaller.")
 
     def close(self) -> None:
         self._closed = True
@@ -70,10 +80,14 @@ class Sandbox:
 
     def _running(self, tokenizer_info: str) -> subprocess.Popen[bytes]:
         if self._closed:
-            raise EOFError
+            raise NotNowError("the engine is shutting down.")
         if self._process is None or self._process.poll() is not None:
             self._kill()
-            self._process = _start(self._compile_seconds, tokenizer_info)
+            try:
+                self._process = _start(self._compile_seconds, tokenizer_info)
+            except (OSError, EOFError) as error:  # a TimeoutError is an OSError
+                logger.error("The process that tries grammars did not start: %r", error)
+                raise NotNowError("the process that tries grammars did not start; try again.") from error
         return self._process
 
     def _ask(self, process: subprocess.Popen[bytes], constraint: Constraint) -> Verdict:

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from paceline.structured.constraint import Constraint, GrammarError
+from paceline.structured.constraint import Constraint, GrammarError, NotNowError
 from paceline.structured.sandbox import Sandbox
 from paceline.structured.store import CompiledGrammar, GrammarStore
 
@@ -55,6 +55,8 @@ class GrammarService:
         try:
             self._sandbox.check(constraint, self._store.tokenizer_info().serialize_json())
             return self._store.get(constraint)
+        except NotNowError:
+            raise
         except GrammarError as error:
             with self._lock:
                 self._errors[constraint.key] = str(error)

@@ -35,10 +35,12 @@ _SOURCE_POSITION = re.compile(r"^\[[^\]]*\] \S+: ")  # "[08:31:26] /project/cpp/
 class CompiledGrammar:
     """What xgrammar made of a constraint. Hold it as long as it is needed."""
 
-    __slots__ = ("__weakref__", "inner", "num_bytes", "vocab_size")
+    __slots__ = ("__weakref__", "inner", "no_text", "num_bytes", "vocab_size")
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, no_text: frozenset[int]) -> None:
+        """`no_text`: tokens that no grammar holds."""
         self.inner = inner
+        self.no_text = no_text
         self.num_bytes = int(inner.memory_size_bytes)
         self.vocab_size = int(inner.tokenizer_info.vocab_size)
 
@@ -46,7 +48,8 @@ class CompiledGrammar:
         """A new xgrammar.GrammarMatcher at the beginning of an answer."""
         import xgrammar
 
-        return xgrammar.GrammarMatcher(self.inner, override_stop_tokens=list(end_token_ids))
+        ends = [token for token in end_token_ids if token < self.vocab_size]
+        return xgrammar.GrammarMatcher(self.inner, override_stop_tokens=ends)
 
 
 class GrammarStore:
@@ -79,9 +82,8 @@ class GrammarStore:
         """Compile, or find. Raises GrammarError if the constraint is no grammar."""
         compiled = self.find(constraint)
         if compiled is None:
-            compiled = CompiledGrammar(
-                compile_constraint(self._compiler(for_json=constraint.kind == "json_schema"), constraint)
-            )
+            compiler = self._compiler(for_json=constraint.kind == "json_schema")
+            compiled = CompiledGrammar(compile_constraint(compiler, constraint), self._tokenizer.special_token_ids)
             with self._lock:
                 self._alive[constraint.key] = compiled
                 self._remember(constraint, compiled)
@@ -106,13 +108,14 @@ def make_tokenizer_info(tokenizer: Tokenizer, end_token_ids: Sequence[int], *, f
     """xgrammar.TokenizerInfo of a tokenizer, the tokens that are no text (of JSON) blanked out."""
     import xgrammar
 
-    ends = list(end_token_ids) or None
+    table = tokenizer.token_table()
+    ends = [token for token in end_token_ids if token <= max(table.values())] or None
     found = xgrammar.TokenizerInfo.from_huggingface(tokenizer.inner, stop_token_ids=ends)
     blank = set(tokenizer.special_token_ids)
     if for_json:
         blank |= {place for place, data in enumerate(found.decoded_vocab) if _CONTROL.search(data)}
     spelled = [""] * found.vocab_size
-    for token, token_id in tokenizer.token_table().items():
+    for token, token_id in table.items():
         if token_id not in blank:
             spelled[token_id] = token
     return xgrammar.TokenizerInfo(
