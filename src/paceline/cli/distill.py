@@ -35,7 +35,7 @@ class ProgressWatcher:
 
     def __init__(self) -> None:
         columns = (
-            TextColumn("{task.description:9s}"), BarColumn(), TextColumn("{task.percentage:3.0f}%"),
+            TextColumn("{task.description:9s}"), BarColumn(bar_width=16), TextColumn("{task.percentage:3.0f}%"),
             TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[figures]}"),
         )  # fmt: skip
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -67,11 +67,11 @@ class ProgressWatcher:
 
 
 def held_out_words(figures: dict[str, dict[str, float]]) -> str:
-    """'accepted 61% · 2.31 tokens a pass', the mean over the kinds of held-out text."""
+    """'accepted 61% · 2.31 tok/pass', the mean over the kinds of held-out text."""
     accepted, tokens = (
         sum(kind[name] for kind in figures.values()) / len(figures) for name in ("accepted_at_0.7", "tokens_per_pass")
     )
-    return f"accepted {accepted:.0%} · {tokens:.2f} tokens a pass"
+    return f"accepted {accepted:.0%} · {tokens:.2f} tok/pass"
 
 
 def words(event: str, values: dict[str, Any]) -> str:
@@ -82,6 +82,8 @@ def words(event: str, values: dict[str, Any]) -> str:
             f"{duration(values['seconds'])} (a step {values['seconds_per_step']:.2f} s, a round "
             f"{values['seconds_per_round']:.1f} s), and the report."
         )
+    if event == "candidate":
+        return f"{values['choice']}: {held_out_words(values['held_out'])}"
     lines = {
         "model": "{message}",
         "loading": "Loading {target} on {device}",
@@ -92,7 +94,6 @@ def words(event: str, values: dict[str, Any]) -> str:
             "Warning: only {agreement:.0%} of what Paceline wrote greedily is what the teacher would have written; the "
             "report is worth little. A precision too low for this target, or an error: please report it."
         ),
-        "candidate": "{choice}: {held_out}",
         "reduced head": "The head of reduced/ has {tokens:,} tokens, {coverage:.1%} of the target's answers.",
     }
     return lines[event].format(**values) if event in lines else ""

@@ -97,12 +97,13 @@ It is a plain Llama in BF16 with the target's tokenizer: hidden {draft["hidden_s
 
 ```sh
 paceline serve {target} --speculative-model PATH/{name} --num-speculative-tokens {k}
-vllm serve {target} --speculative-config '{{"method": "draft_model", "model": "PATH/{name}", \
+vllm serve TARGET --speculative-config '{{"method": "draft_model", "model": "PATH/{name}", \
 "num_speculative_tokens": {k}}}'
 ```
 
 transformers: `AutoModelForCausalLM.from_pretrained("PATH/{name}")`, as `assistant_model` of `generate`. \
-PATH is the folder that holds this one. The vLLM command follows its documentation and was not run here.
+PATH is the folder that holds this one, TARGET the target's own. The vLLM command follows its \
+documentation and was not run here.
 {_reduced_text(report)}
 ## What it is worth
 

@@ -24,6 +24,9 @@ class OptimizerChoice:
     table_learning_rate: float = 6e-3
     weight_decay: float = 0.05
 
+    def __str__(self) -> str:
+        return f"{self.matrices}:{self.learning_rate:g}:{self.table_learning_rate:g}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRecipe:

@@ -66,7 +66,7 @@ def write_transcripts(
         SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed + n, detokenize=False)
         for n in range(len(fitting))
     ]
-    outputs = llm.generate([{"prompt_token_ids": list(p.token_ids)} for p in fitting], params)
+    outputs = llm.generate([{"prompt_token_ids": list(p.token_ids)} for p in fitting], params, use_tqdm=False)
     return [
         Transcript(prompt.category, prompt.token_ids, tuple(output.outputs[0].token_ids))
         for prompt, output in zip(fitting, outputs, strict=True)
