@@ -14,6 +14,7 @@ from paceline.errors import InvalidRequestError, did_you_mean
 from paceline.structured.constraint import Constraint
 from paceline.structured.params import constraint_of
 
+_MAX_TEXTS = 1000  # stop strings or bad words: every one is looked for behind every token
 # Fields that will not come, with the reason.
 _NEVER: dict[str, tuple[tuple[Any, ...], str]] = {
     "logits_processors": ((None, []), "code of the user inside the sampler is not supported"),
@@ -199,6 +200,9 @@ def _validate(p: _Fields) -> None:
         isinstance(p.bad_words, list) and all(isinstance(word, str) and word.strip() for word in p.bad_words),
         "bad_words", "a list of texts that are more than spaces", p.bad_words,
     )  # fmt: skip
+    for name in ("stop", "bad_words"):
+        if len(getattr(p, name)) > _MAX_TEXTS:
+            raise _refuse(f"{name} has {len(getattr(p, name))} texts; at most {_MAX_TEXTS} are allowed.", name)
     _check(
         p.structured_outputs is None or not p.ignore_eos,
         "ignore_eos", "false with structured output, behind whose end nothing may follow", p.ignore_eos,

@@ -62,7 +62,7 @@ def definition(logits: list[float], plan: SamplingPlan, prompt: list[int], outpu
     return result
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -70,6 +70,13 @@ def test_p28_more_logprobs_than_the_engine_allows() -> None:
         check_num_logprobs(SamplingParams(**{name: 20}), 20)
 
 
+@pytest.mark.parametrize("name", ["stop", "bad_words"])
+def test_every_text_is_looked_for_at_every_token_so_they_are_few(name: str) -> None:
+    SamplingParams(**{name: ["x"] * 1000})
+    with pytest.raises(InvalidRequestError, match="has 1001 texts; at most 1000"):
+        SamplingParams(**{name: ["x"] * 1001})
+
+
 def test_nearest_name() -> None:
     with pytest.raises(InvalidRequestError, match="Did you mean 'temperature'"):
         SamplingParams(temprature=0.5)

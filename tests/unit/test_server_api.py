@@ -312,6 +312,8 @@ def test_completion_stream_of_several_prompts(server: Server) -> None:
         ({"bad_words": [" "]}, "bad_words", "more than spaces"),
         ({"prompt_logprobs": 21}, "prompt_logprobs", "max_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
+        ({"rejection_sample_method": "synthetic"}, "rejection_sample_method", "Unknown field"),
+        ({"bad_words": ["x"] * 1001}, "bad_words", "at most 1000"),
         ({"logits_processors": ["f"]}, "logits_processors", "not supported"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "pattern"),
         ({"logit_bias": {"5": 500}}, "logit_bias", "-100"),
