@@ -50,15 +50,14 @@ def expected(prompts: list[list[dict[str, str]]]) -> list[list[int]]:
         return answers(llm, prompts)
 
 
-@pytest.fixture(scope="module", params=[DRAFT, "ngram"])
-def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    config = {"method": "ngram"} if request.param == "ngram" else {"model": request.param}
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
     with LLM(
         MODEL,
         dtype="float32",
         max_model_len=256,
         kv_cache_memory_bytes=100_000_000,
-        speculative_config={**config, "num_speculative_tokens": 4},
+        speculative_config={"model": DRAFT, "num_speculative_tokens": 4},
     ) as llm:
         yield llm
 
@@ -87,4 +86,4 @@ def test_p30_documents_are_valid_and_those_without_speculation(
 ) -> None:
     assert answers(llm, prompts) == expected
     counts = llm.stats().speculation
-    assert counts.num_draft_tokens == 0 or counts.num_accepted_tokens > 0
+    assert 0 < counts.num_accepted_tokens < counts.num_draft_tokens

@@ -20,7 +20,7 @@ from paceline.structured.params import single
 CHOICES = ["a", "ab", "abc", "abab", "b1", "b12", "12"]
 PROMPT = [70, 71, 72]
 TEMPERATURE = 6.0  # random weights are very sure of themselves
-SAMPLES = 1536
+SAMPLES = 1024
 
 Path = tuple[int, ...]
 

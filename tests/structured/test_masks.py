@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -73,6 +74,14 @@ def test_p39_ids_past_the_tokenizer_are_never_legal() -> None:
     place = wide.masks(plan_row(regex("[\\s\\S]+"), []), [], 0, 1)[0]
     assert len(place) == byte_tokenizer().vocab_size + 11
     assert not place[byte_tokenizer().vocab_size :].any()
+
+
+@pytest.mark.parametrize("vocab_size", [40, 64, 70])
+def test_masks_are_unpacked_alike_on_every_device(vocab_size: int) -> None:
+    words = np.random.default_rng(0).integers(-(2**31), 2**31, (5, 2), dtype=np.int64).astype(np.int32)
+    expected = [[w < 64 and bool(int(row[w // 32]) >> w % 32 & 1) for w in range(vocab_size)] for row in words]
+    assert masks_module._unpack(words, vocab_size, torch.device("cpu")).tolist() == expected
+    assert masks_module._unpack_there(torch.from_numpy(words), vocab_size).tolist() == expected
 
 
 def test_p16_matchers_of_sequences_that_are_not_in_a_step_are_dropped() -> None:

@@ -117,7 +117,7 @@ CHOICES = st.lists(st.text("ab1é ", min_size=1, max_size=6), min_size=1, max_si
 
 
 @given(outputs=REGEXES.map(lambda r: {"regex": r}) | CHOICES.map(lambda c: {"choice": c}), seed=st.integers(0, 99))
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_p30_whatever_the_grammar_the_text_matches_and_equals_plain_decoding(
     speculating: LLM, plain: LLM, outputs: dict[str, Any], seed: int
 ) -> None:

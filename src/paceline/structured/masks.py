@@ -170,10 +170,15 @@ def _bits(token_ids: Iterable[int], num_words: int) -> _Words:
 
 def _unpack(words: _Rows, vocab_size: int, device: torch.device) -> Tensor:
     """int32 [P, W] -> bool [P, vocab_size] on the device; what lies past the last word is False."""
-    if device.type == "cpu":
-        bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little", count=vocab_size)
-        return torch.from_numpy(bits).view(torch.bool)
-    packed = torch.from_numpy(words).to(device)  # a thirty-second of what the bits would be
-    allowed = (packed.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=device) & 1).flatten(1).to(torch.bool)
+    if device.type != "cpu":
+        return _unpack_there(torch.from_numpy(words).to(device), vocab_size)
+    bits = np.unpackbits(words.view(np.uint8), axis=-1, bitorder="little", count=vocab_size)
+    return torch.from_numpy(bits).view(torch.bool)
+
+
+def _unpack_there(words: Tensor, vocab_size: int) -> Tensor:
+    """The same on an accelerator: one bit a token crosses to it, not a byte."""
+    bits = words.unsqueeze(-1) >> torch.arange(32, dtype=torch.int32, device=words.device) & 1
+    allowed = bits.flatten(1).to(torch.bool)
     missing = vocab_size - allowed.shape[1]
     return torch.nn.functional.pad(allowed, (0, missing)) if missing > 0 else allowed[:, :vocab_size]
