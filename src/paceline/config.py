@@ -40,6 +40,7 @@ class ModelConfig:
     kv_cache_dtype: KVCacheDtype = "auto"  # of this model's pool; auto: the model's dtype
     vocab_size: int = 0  # ids below this can be fed and emitted
     eos_token_ids: tuple[int, ...] = ()
+    head_size: int | None = None  # of a draft: tokens that it may propose, the most frequent ones; None: all
 
     def __post_init__(self) -> None:
         _require(self.max_model_len >= 2, f"max_model_len must be at least 2, not {self.max_model_len}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -85,6 +85,10 @@ def resolve_arguments(
         draft = _open(speculative.model, problems, progress, has_tokenizer=wanted)
     _raise(problems)
     assert target is not None
+    if target.architecture.draft_vocab_size is not None:
+        problems.append(
+            f"'{target.name}' has a reduced head: it is a draft, which proposes only some tokens, and cannot be served."
+        )
     if draft is not None:
         _check_pair(target, draft, problems)
     config = _configure(engine, speculative, target, draft, machine, problems)
@@ -187,6 +191,8 @@ def _configure(
             draft_config = model(
                 draft, min(length, max_model_len), speculative.quantization, speculative.quantize_lm_head
             )
+            head_size = _head_size(speculative.draft_vocab_size, draft, draft_config, device, problems)
+            draft_config = replace(draft_config, head_size=head_size)
         return EngineConfig(
             model=model(target, max_model_len, arguments.quantization, arguments.quantize_lm_head),
             speculative=_speculative(speculative, draft_config) if speculative else None,
@@ -199,6 +205,37 @@ def _configure(
             seed=arguments.seed or 0,
         )
     return None
+
+
+def _head_size(
+    wanted: int | str, draft: _Checkpoint, config: ModelConfig, device: str, problems: list[str]
+) -> int | None:
+    """How many tokens the draft's head keeps; None: all that its checkpoint has."""
+    from paceline.models.draft_head import COUNTS_FILE, frequent_tokens, read_counts
+
+    label, architecture = "speculative_config.draft_vocab_size", draft.architecture
+    if wanted == "all" or (wanted == "auto" and (device != "cpu" or architecture.draft_vocab_size is not None)):
+        return None
+    if architecture.draft_vocab_size is not None:
+        problems.append(
+            f"{label}={wanted}: the head of '{draft.name}' has been reduced to {architecture.draft_vocab_size} tokens "
+            "already; leave the argument out."
+        )
+        return None
+    counts = read_counts(draft.path, architecture.vocab_size)
+    if counts is None:
+        if wanted != "auto":
+            problems.append(
+                f"{label}={wanted} needs to know which tokens the target uses most, and '{draft.name}' has no "
+                f"{COUNTS_FILE} beside its weights. Leave the argument out, or put the counts there (an int array with "
+                "one number a token)."
+            )
+        return None
+    try:
+        return len(frequent_tokens(counts, None if wanted == "auto" else int(wanted), config.eos_token_ids))
+    except ValueError as error:
+        problems.append(f"{label}={wanted} {error}.")
+        return None
 
 
 def _dtype(arguments: EngineArguments, architecture: Architecture, device: str, machine: Machine) -> Dtype:

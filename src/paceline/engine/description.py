@@ -19,6 +19,8 @@ def describe(config: EngineConfig, executor: Executor) -> dict[str, str]:
     }
     if config.draft is not None:
         table["draft"] = f"{config.draft.name} ({config.draft.path})"
+        if config.draft.head_size is not None:
+            table["draft head"] = f"{config.draft.head_size} tokens, the ones that the target uses most"
         table["draft max_model_len"] = f"{config.draft.max_model_len} positions; longer requests go on without drafts"
     table["max_num_seqs"] = str(config.scheduler.max_num_seqs)
     table["max_num_batched_tokens"] = str(config.scheduler.max_num_batched_tokens)

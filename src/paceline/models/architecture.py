@@ -20,7 +20,7 @@ from typing import Any
 from paceline.errors import UnsupportedModelError
 from paceline.layers.rope import Rope
 from paceline.models.quantization import CheckpointQuantization, read_quantization
-from paceline.models.support import refuse_unsupported
+from paceline.models.support import REDUCED_HEAD, refuse_unsupported
 
 Config = dict[str, Any]
 DTYPES = ("float32", "bfloat16", "float16")
@@ -50,6 +50,7 @@ class Architecture:
     dtype: str | None  # of the checkpoint, if it says
     eos_token_ids: tuple[int, ...]
     quantization: CheckpointQuantization | None = None  # how the checkpoint's linears are stored
+    draft_vocab_size: int | None = None  # rows of a draft's reduced head (draft_head.py); None: all of vocab_size
 
     @property
     def q_size(self) -> int:
@@ -100,7 +101,20 @@ def _parse(config: Config, family: str, path: Path) -> Architecture:
         dtype=_dtype(config),
         eos_token_ids=_eos_token_ids(config, path),
         quantization=read_quantization(config, path),
+        draft_vocab_size=_draft_vocab_size(config, path),
     )
+
+
+def _draft_vocab_size(config: Config, path: Path) -> int | None:
+    if REDUCED_HEAD not in (config.get("architectures") or []):
+        return None
+    size, vocab_size = config.get("draft_vocab_size"), int(config["vocab_size"])
+    if not isinstance(size, int) or not 0 < size <= vocab_size or config.get("tie_word_embeddings"):
+        raise UnsupportedModelError(
+            f"{path}: a {REDUCED_HEAD} needs draft_vocab_size between 1 and {vocab_size}, not {size!r}, and a head of "
+            "its own (tie_word_embeddings false)."
+        )
+    return size
 
 
 def _head_dim(config: Config, family: str) -> int:

@@ -150,7 +150,9 @@ class LlamaModel:
         self.norm = RMSNorm(make.tensor(arch.hidden_size), arch.rms_norm_eps)
         # A tied FP8 head is a copy of its own, made by pack(): the embedding keeps its dtype.
         tied = arch.tied_embeddings and not make.formats.head
-        self.head = Linear(self.embedding) if tied else make.linear(arch.vocab_size, arch.hidden_size, HEAD)
+        head_rows = arch.draft_vocab_size or arch.vocab_size
+        self.head = Linear(self.embedding) if tied else make.linear(head_rows, arch.hidden_size, HEAD)
+        self.head_tokens: Tensor | None = None  # [N] int64: the tokens that the head's rows are for; None: all
         self.rotary = rotary_table(arch.rope, arch.head_dim, max_positions).to(device, dtype)
         self.kv_scales = torch.ones(arch.num_layers, 2)  # [layers, (key, value)]: what one unit of an FP8 cache means
 
@@ -167,12 +169,35 @@ class LlamaModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[L, hidden_size] -> [L, vocab_size] float32."""
-        return self.head(hidden).float()
+        return self.scores(hidden).float()
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[L, hidden_size] -> [L, vocab_size] in the model's dtype; minus infinity where a reduced head has no row."""
+        scores = self.head(hidden)
+        if self.head_tokens is None:
+            return scores
+        wide = scores.new_full((scores.shape[0], self.arch.vocab_size), float("-inf"))
+        return wide.index_copy_(1, self.head_tokens, scores)
+
+    def reduce_head(self, tokens: Tensor, *, cut: bool) -> None:
+        """From now on the head is for `tokens` [N] alone, ascending. `cut`: it has rows for all, and most are dropped.
+
+        Called before `pack`.
+        """
+        self.head_tokens = tokens.to(self.embedding.device)
+        if cut:
+            scale = self.head.weight_scale
+            self.head = Linear(
+                self.head.weight.index_select(0, self.head_tokens),
+                weight_scale=None if scale is None else scale.index_select(0, self.head_tokens),
+                out_dtype=self.head.out_dtype,
+            )
 
     def pack(self) -> None:
         """Bring every linear into its fastest form; called once, after loading, one weight at a time."""
         if self.arch.tied_embeddings and self.head.weight_scale is not None:
-            quantized, scales = quantize_weight(self.embedding)
+            rows = self.embedding if self.head_tokens is None else self.embedding.index_select(0, self.head_tokens)
+            quantized, scales = quantize_weight(rows)
             self.head.weight.copy_(quantized)
             self.head.weight_scale.copy_(scales)
         for layer in self.layers:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from paceline.errors import UnsupportedModelError
 from paceline.kernels.fp8 import quantize_weight
+from paceline.models.draft_head import MAP_NAME
 from paceline.models.support import weight_files
 
 FP8 = torch.float8_e4m3fn
@@ -72,6 +73,7 @@ def _locate(path: Path, tied_embeddings: bool) -> dict[str, Path]:
             raise UnsupportedModelError(f"{file} cannot be read: {error}. Download it again.") from None
     if tied_embeddings:
         where = {name: file for name, file in where.items() if not name.startswith("lm_head.")}
+    where.pop(MAP_NAME, None)  # read by draft_head.py, which knows what it means
     return {name: file for name, file in where.items() if not name.endswith(_IGNORED_SUFFIXES)}
 
 

@@ -17,6 +17,7 @@ SUPPORTED = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+REDUCED_HEAD = "LlamaReducedHeadForCausalLM"  # a draft that proposes only some tokens: see draft_head.py
 _SUPPORTED_TEXT = "Llama 2/3.x and SmolLM2 (LlamaForCausalLM), Mistral (MistralForCausalLM), Qwen2/2.5 and Qwen3"
 _RECURRENT = (
     "mamba",
@@ -51,6 +52,8 @@ def refuse_unsupported(config: dict[str, Any], path: Path) -> str:
         )
     if "moe" in name.lower() or "mixtral" in name.lower() or any((config.get(key) or 0) > 1 for key in _EXPERT_COUNTS):
         raise UnsupportedModelError(f"{where} is a mixture of experts, which is not supported yet.")
+    if name == REDUCED_HEAD:
+        return "LlamaForCausalLM"
     if name not in SUPPORTED:
         raise UnsupportedModelError(f"{where} is not supported; supported are: {_SUPPORTED_TEXT}.")
     activation = config.get("hidden_act", "silu")

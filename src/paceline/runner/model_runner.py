@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from paceline.config import ModelConfig
 from paceline.layers.linear import has_fp8_products
 from paceline.models import fused
 from paceline.models.architecture import Architecture, read_architecture
+from paceline.models.draft_head import frequent_tokens, read_counts, read_map
 from paceline.models.fused import PagedBatch
 from paceline.models.llama import LlamaModel
 from paceline.models.loader import FP8, fill_dummy, load_weights
@@ -90,6 +92,7 @@ class ModelRunner:
             fill_dummy(model.checkpoint_parts(), seed)
         else:
             load_weights(model.checkpoint_parts(), config.path, tied_embeddings=architecture.tied_embeddings)
+        _reduce_head(model, config)
         model.pack()
         weight_bytes = model.num_bytes if device.type == "cpu" else _allocated_bytes(device) - before
         return cls(model, formats, weight_bytes, FP8 if config.kv_cache_dtype == "fp8" else None)
@@ -130,6 +133,22 @@ class ModelRunner:
     def zero_slots(self, slots: Tensor) -> None:
         """Zero the cache at `slots` in every layer, after a row failed: stale NaN would pass through masks."""
         self.pool.zero_slots(slots)
+
+
+def _reduce_head(model: LlamaModel, config: ModelConfig) -> None:
+    """The head of a draft that proposes only some tokens: as its checkpoint has it, or cut to what was asked for."""
+    arch = model.arch
+    if arch.draft_vocab_size is not None:
+        dummy = config.load_format == "dummy"
+        tokens = (
+            np.arange(arch.draft_vocab_size) if dummy else read_map(config.path, arch.draft_vocab_size, arch.vocab_size)
+        )
+        model.reduce_head(torch.from_numpy(tokens), cut=False)
+    elif config.head_size is not None and config.head_size < arch.vocab_size:
+        counts = read_counts(config.path, arch.vocab_size)
+        assert counts is not None, "the arguments have checked that the draft says which tokens are frequent"
+        tokens = frequent_tokens(counts, config.head_size, config.eos_token_ids)
+        model.reduce_head(torch.from_numpy(tokens), cut=True)
 
 
 def _allocated_bytes(device: torch.device) -> int:

@@ -218,7 +218,7 @@ class CapturedDecoder:
         for place in range(k):
             column = 0 if place == 0 else place + 1
             hidden = self._forward(self._draft, rows, geometry.positions, geometry.draft_slots, column, read, place)
-            logits = self._draft.model.head(hidden[:, -1])[:, : self._vocab_size]
+            logits = self._draft.model.scores(hidden[:, -1])[:, : self._vocab_size]
             law = processed_law(logits, rows.temperature, rows.min_p, rows.top_k, rows.top_p, probs=laws[:, place])
             at = geometry.positions[:, place + 2].contiguous()
             tokens[:, place] = draw_seeded(law, rows.temperature, rows.seeds, at, int(Purpose.DRAFT))
@@ -230,7 +230,7 @@ class CapturedDecoder:
         """The target's logits at the K+1 places: [R * (K+1), V]."""
         read = torch.cat((rows.last_token[:, None].to(torch.int64), tokens), dim=1)
         hidden = self._forward(self._target, rows, geometry.positions, geometry.slots, 1, read, k)
-        return self._target.model.head(hidden.flatten(0, 1))[:, : self._vocab_size]
+        return self._target.model.scores(hidden.flatten(0, 1))[:, : self._vocab_size]
 
     def _forward(
         self, runner: ModelRunner, rows: Rows, positions: Tensor, slots: Tensor, column: int, tokens: Tensor, place: int

@@ -87,7 +87,7 @@ class _Draft:
             self._probs[places, step] = law.probs[:, 0]
         self._token_ids[active, step] = tokens
         self._has_law[active, step] = law.valid[:, 0]
-        self._finite[active, step] = logits.isfinite().all(-1)
+        self._finite[active, step] = logits.amax(-1).isfinite()  # minus infinity: not in a reduced head
         return tokens
 
     def proposal(self, failed: set[int]) -> Proposal:
