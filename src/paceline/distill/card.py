@@ -155,8 +155,8 @@ def _reduced_text(report: Report) -> str:
     tally = reduced["greedy"][ALL]["tokens_per_pass"]
     return (
         f"\n`reduced/` is the same draft with its head cut to {reduced['tokens']:,} tokens "
-        f"({tally['5']:.2f} tokens a pass at K = 5). Its format is EAGLE-3's (`d2t`); neither transformers nor vLLM "
-        "loads it as a draft model.\n"
+        f"({tally['5']:.2f} tokens a pass at K = 5). Paceline takes it as a draft; neither transformers nor vLLM does. "
+        "(On a CPU Paceline cuts the whole draft's head in the same way when it loads it: `draft_vocab_size`.)\n"
     )
 
 

@@ -20,27 +20,18 @@ from torch import Tensor
 from paceline.distill.model import Llama
 from paceline.distill.student import hugging_face_config
 from paceline.errors import ConfigurationError
-
-ARCHITECTURE = "LlamaReducedHeadForCausalLM"
-_AUTO_COVERAGE = 0.98  # of the target's answers
-_AUTO_STEP = 1024  # 'auto' is a multiple of this
+from paceline.models import draft_head
+from paceline.models.support import REDUCED_HEAD
 
 
 def frequent_tokens(answer_counts: Tensor, size: int | None, always: Sequence[int]) -> Tensor:
     """Ascending ids [N] of the most frequent tokens, `always` among them; size None: as many as cover 98 % of answers.
 
     Raises ConfigurationError if `size` is not below the vocabulary's."""
-    vocab = len(answer_counts)
-    if size is not None and not len(set(always)) < size < vocab:
-        raise ConfigurationError(f"--draft-vocab {size} must be above {len(set(always))} and below {vocab}.")
-    order = torch.argsort(answer_counts, descending=True, stable=True)
-    if size is None:
-        covered = answer_counts[order].cumsum(0) / max(int(answer_counts.sum()), 1)
-        needed = int((covered < _AUTO_COVERAGE).sum()) + 1
-        size = min(vocab, -(-needed // _AUTO_STEP) * _AUTO_STEP)
-    must = torch.tensor(sorted(set(always)), dtype=torch.int64)
-    others = order[~torch.isin(order, must)]
-    return torch.cat((must, others[: size - len(must)])).sort().values
+    try:
+        return torch.from_numpy(draft_head.frequent_tokens(answer_counts.numpy(), size, always))
+    except ValueError as error:
+        raise ConfigurationError(f"--draft-vocab {size} {error}.") from None
 
 
 def coverage(answer_counts: Tensor, tokens: Tensor) -> float:
@@ -52,7 +43,7 @@ def export_reduced(student: Llama, target_config: dict[str, Any], tokens: Tensor
     """Write config.json and model.safetensors (BF16) with the head cut to `tokens`, ascending target ids [N]."""
     out.mkdir(parents=True, exist_ok=True)
     config = hugging_face_config(student.shape, target_config) | {
-        "architectures": [ARCHITECTURE],
+        "architectures": [REDUCED_HEAD],
         "tie_word_embeddings": False,
         "draft_vocab_size": len(tokens),
     }
