@@ -117,6 +117,7 @@ def test_the_reference_is_torchs_attention() -> None:
 
 
 def test_splits_fill_the_card_and_no_more() -> None:
-    assert num_splits_for(1, 8, 2048) == 16
-    assert num_splits_for(128, 8, 2048) == 1
-    assert num_splits_for(1, 8, 100) == 2
+    assert num_splits_for(1, 8, 2048, 64) == 16
+    assert num_splits_for(8, 8, 2048, 64) == 4
+    assert num_splits_for(128, 8, 2048, 64) == 1
+    assert num_splits_for(1, 8, 100, 64) == 2

@@ -18,6 +18,8 @@ value is read once.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -32,9 +34,9 @@ from paceline.kernels.triton_support import (
     wait_for_previous,
 )
 
-_BLOCK_N = 64  # keys of one tile
 _MAX_SPLITS = 16
-_PROGRAMS = 528  # aimed at: four on each of an H200's 132 multiprocessors
+_COMBINED = 4096  # elements of partial results that one program puts together
+_PROGRAMS = 264  # aimed at: two on each of an H200's 132 multiprocessors
 _FP8_MAX = 448.0
 _LOG2_E = 1.4426950408889634
 
@@ -50,10 +52,9 @@ def split_range(kv_len, query_len, num_splits, WINDOW: tl.constexpr, BLOCK_N: tl
 
 
 @jit
-def tile_addresses(table, block_stride, slot_stride, position, visible, BLOCK_SIZE: tl.constexpr):
-    """Offsets of the pool entries at `position` of a row; where not visible: of the null block, which is not read."""
-    block = tl.load(table + position // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
-    return block * block_stride + (position % BLOCK_SIZE) * slot_stride
+def block_of(table, position, visible, BLOCK_SIZE: tl.constexpr):
+    """Blocks of a row at `position`; 0, and nothing read, where not visible."""
+    return tl.load(table + position // BLOCK_SIZE, mask=visible, other=0).to(tl.int64)
 
 
 @jit
@@ -62,16 +63,16 @@ def attend_tile(
     WINDOW: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One step of online softmax (in base 2): q [M, D], keys and values [N, D]; returns the three sums anew."""
-    scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision=PRECISION) * score_scale
+    scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision=PRECISION)
     if MASKED:
         seen = position[None, :] <= q_position[:, None]
         if WINDOW > 0:
             seen = seen & (position[None, :] > q_position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(scores, 1))
+    new_peak = tl.maximum(peak, tl.max(scores, 1) * score_scale)
     # A row that has seen nothing yet has the peak -inf, and -inf - -inf is NaN.
     base = tl.where(new_peak == float("-inf"), 0.0, new_peak) if MASKED else new_peak
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(scores * score_scale - base[:, None])
     shrink = tl.exp2(peak - base)
     total = total * shrink + tl.sum(weights, 1)
     acc = acc * shrink[:, None]
@@ -81,7 +82,7 @@ def attend_tile(
 
 @jit
 def _split_kernel(
-    q, kv, block_tables, kv_lens, partial, peaks, totals,
+    q, kv, block_tables, kv_lens, partial, peaks, totals, finished,
     token_stride, head_stride, block_stride, slot_stride, value_offset, table_stride,
     num_heads, score_scale, num_splits,
     Q: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
@@ -91,13 +92,15 @@ def _split_kernel(
     wait_for_previous(PDL)
     let_next_start(PDL)
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    m = tl.arange(0, BLOCK_M)
+    if kv_head + split == 0:
+        tl.store(finished + row * Q + m, 0, mask=m < Q)
     kv_len = tl.load(kv_lens + row)
     first, width = split_range(kv_len, Q, num_splits, WINDOW, BLOCK_N)
     start = first + split * width
     end = tl.minimum(start + width, kv_len)
     if start >= end:
         return
-    m = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
     query, head = m // GROUP, kv_head * GROUP + m % GROUP
@@ -116,7 +119,8 @@ def _split_kernel(
     for tile in tl.range(start, end, BLOCK_N, num_stages=STAGES):
         position = tile + n
         visible = position < end
-        at = pool + tile_addresses(table, block_stride, slot_stride, position, visible, BLOCK_SIZE)[:, None]
+        block = block_of(table, position, visible, BLOCK_SIZE)
+        at = pool + (block * block_stride + (position % BLOCK_SIZE) * slot_stride)[:, None]
         there = visible[:, None] & in_head[None, :]
         keys = tl.load(at, mask=there, other=0.0)
         values = tl.load(at + value_offset, mask=there, other=0.0)
@@ -132,49 +136,68 @@ def _split_kernel(
 
 @jit
 def _combine_kernel(
-    partial, peaks, totals, kv_lens, out, out_scales, num_heads, num_splits, value_scale,
+    partial, peaks, totals, kv_lens, finished, combined, out, out_scales, num_heads, num_splits, value_scale,
     Q: tl.constexpr, D: tl.constexpr, WINDOW: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, QUANTIZE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_ROW: tl.constexpr, QUANTIZE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """The splits of BLOCK_H heads of one token (all of them, where it is quantised) put together."""
+    """The splits of BLOCK_H heads of one token put together. The program that ends last quantises the token."""
     wait_for_previous(PDL)
     let_next_start(PDL)
-    token = tl.program_id(0)
+    token = tl.program_id(0).to(tl.int64)
     kv_len = tl.load(kv_lens + token // Q)
     first, width = split_range(kv_len, Q, num_splits, WINDOW, BLOCK_N)
-    used = tl.cdiv(kv_len - first, tl.maximum(width, 1))
-    if kv_len - Q + token % Q < 0:
-        used = 0
+    is_real = kv_len - Q + token % Q >= 0
+    used = tl.where(is_real, tl.cdiv(kv_len - first, tl.maximum(width, 1)), 0)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
-    d = tl.arange(0, BLOCK_D)
-    in_row = head < num_heads
-    mask = in_row[:, None] & (d < D)[None, :]
-    at = (token.to(tl.int64) * num_heads + head) * num_splits
-    peak = tl.full([BLOCK_H], float("-inf"), tl.float32)
-    for split in range(0, used):
-        peak = tl.maximum(peak, tl.load(peaks + at + split, mask=in_row, other=float("-inf")))
-    base = tl.where(peak == float("-inf"), 0.0, peak)
-    acc = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-    total = tl.zeros([BLOCK_H], tl.float32)
-    for split in tl.range(0, used, num_stages=3):
-        weight = tl.exp2(tl.load(peaks + at + split, mask=in_row, other=float("-inf")) - base)
-        total += weight * tl.load(totals + at + split, mask=in_row, other=0.0)
-        acc += weight[:, None] * tl.load(partial + (at + split)[:, None] * D + d[None, :], mask=mask, other=0.0)
-    if used > 0:
-        acc = acc * (value_scale / tl.where(in_row, total, 1.0))[:, None]
+    split, d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    at = ((token * num_heads + head) * num_splits)[:, None] + split[None, :]
+    there = (head < num_heads)[:, None] & (split < used)[None, :]
+    part = tl.load(
+        partial + at[:, :, None] * D + d[None, None, :], mask=there[:, :, None] & (d < D)[None, None, :], other=0.0
+    )
+    peak = tl.load(peaks + at, mask=there, other=float("-inf"))
+    total = tl.load(totals + at, mask=there, other=0.0)
+    top = tl.max(peak, 1)
+    weight = tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    acc = tl.sum(part * weight[:, :, None], 1)
+    if is_real:
+        whole = tl.sum(weight * total, 1)
+        acc = acc * (value_scale / tl.where(head < num_heads, whole, 1.0))[:, None]
+    offset = token * num_heads * D + head[:, None] * D + d[None, :]
+    mask = (head < num_heads)[:, None] & (d < D)[None, :]
     if QUANTIZE:
-        # NaN drops out of the maximum and stays in the data, which is enough to keep a bad token bad.
-        scale = tl.maximum(tl.max(tl.max(tl.abs(acc), 1), 0), 1e-12) / 448.0
-        tl.store(out_scales + token, scale)
-        acc = acc / scale
-    target = out + token.to(tl.int64) * num_heads * D + head[:, None] * D + d[None, :]
-    tl.store(target, acc.to(out.dtype.element_ty), mask=mask)
+        tl.store(combined + offset, acc, mask=mask)
+        tl.debug_barrier()
+        if tl.atomic_add(finished + token, 1) == tl.num_programs(1) - 1:
+            element = tl.arange(0, BLOCK_ROW)
+            in_row = element < num_heads * D
+            # past the first-level cache, which does not see what other programs wrote
+            row = tl.load(combined + token * num_heads * D + element, mask=in_row, other=0.0, cache_modifier=".cg")
+            # NaN drops out of the maximum and stays in the data, which is enough to keep a bad token bad.
+            scale = tl.maximum(tl.max(tl.abs(row), 0), 1e-12) / 448.0
+            tl.store(out_scales + token, scale)
+            tl.store(out + token * num_heads * D + element, (row / scale).to(out.dtype.element_ty), mask=in_row)
+    else:
+        tl.store(out + offset, acc.to(out.dtype.element_ty), mask=mask)
 
 
-def num_splits_for(num_rows: int, num_kv_heads: int, max_kv_len: int) -> int:
+class Tile(NamedTuple):
+    keys: int
+    stages: int
+
+
+def tile_for(num_rows: int, head_dim: int) -> Tile:
+    """For a tile of `num_rows` queries times heads; measured on an H200, docs/performance.md."""
+    if head_dim <= 64:
+        return Tile(128, 3)
+    return Tile(64, 3) if num_rows <= 16 else Tile(32, 5)
+
+
+def num_splits_for(num_rows: int, num_kv_heads: int, max_kv_len: int, tile_keys: int) -> int:
     """Splits of the keys: enough programs to fill the card, and no more than there are tiles of keys."""
     wanted = _PROGRAMS // (num_rows * num_kv_heads)
-    return max(1, min(wanted, _MAX_SPLITS, -(-max_kv_len // _BLOCK_N)))
+    return max(1, min(wanted, _MAX_SPLITS, -(-max_kv_len // tile_keys)))
 
 
 def paged_attention(
@@ -206,28 +229,34 @@ def paged_attention(
         return quantize_tokens(attended) if quantize else attended.to(q.dtype)
 
     kv_lens = kv_lens.contiguous()
-    splits = num_splits or num_splits_for(num_rows, num_kv_heads, max_kv_len or block_tables.shape[1] * block_size)
     group = num_heads // num_kv_heads
+    block_m = max(16, triton.next_power_of_2(query_len * group))
+    tile = tile_for(block_m, head_dim)
+    longest = max_kv_len or block_tables.shape[1] * block_size
+    splits = num_splits or num_splits_for(num_rows, num_kv_heads, longest, tile.keys)
     block_d, window_or_0 = triton.next_power_of_2(head_dim), window or 0
-    partial = torch.empty((num_tokens, num_heads, splits, head_dim), dtype=torch.float32, device=q.device)
-    peaks, totals = torch.empty((2, num_tokens, num_heads, splits), dtype=torch.float32, device=q.device)
+    device = q.device
+    partial = torch.empty((num_tokens, num_heads, splits, head_dim), dtype=torch.float32, device=device)
+    peaks, totals = torch.empty((2, num_tokens, num_heads, splits), dtype=torch.float32, device=device)
+    finished = torch.empty(num_tokens, dtype=torch.int32, device=device)
     _split_kernel[(num_kv_heads, num_rows, splits)](
-        q, kv_layer, block_tables, kv_lens, partial, peaks, totals,
+        q, kv_layer, block_tables, kv_lens, partial, peaks, totals, finished,
         q.stride(0), q.stride(1), kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), block_tables.stride(0),
         num_heads, softmax_scale * k_scale * _LOG2_E, splits,
         Q=query_len, GROUP=group, D=head_dim, BLOCK_SIZE=block_size, WINDOW=window_or_0,
-        BLOCK_M=max(16, triton.next_power_of_2(query_len * group)), BLOCK_D=block_d, BLOCK_N=_BLOCK_N, STAGES=3,
+        BLOCK_M=block_m, BLOCK_D=block_d, BLOCK_N=tile.keys, STAGES=tile.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **launch_options(q, num_warps=4),
     )  # fmt: skip
-    out = torch.empty(
-        (num_tokens, num_heads * head_dim), dtype=torch.float8_e4m3fn if quantize else q.dtype, device=q.device
-    )
-    scales = torch.empty(num_tokens if quantize else 1, dtype=torch.float32, device=q.device)
-    block_h = triton.next_power_of_2(num_heads) if quantize else min(8, triton.next_power_of_2(num_heads))
+    size = num_heads * head_dim
+    out = torch.empty((num_tokens, size), dtype=torch.float8_e4m3fn if quantize else q.dtype, device=device)
+    scales = torch.empty(num_tokens if quantize else 1, dtype=torch.float32, device=device)
+    combined = torch.empty((num_tokens, size), dtype=torch.float32, device=device) if quantize else partial
+    block_s = triton.next_power_of_2(splits)
+    block_h = min(triton.next_power_of_2(num_heads), max(1, _COMBINED // (block_s * block_d)))
     _combine_kernel[(num_tokens, triton.cdiv(num_heads, block_h))](
-        partial, peaks, totals, kv_lens, out, scales, num_heads, splits, v_scale,
-        Q=query_len, D=head_dim, WINDOW=window_or_0, BLOCK_H=block_h, BLOCK_D=block_d, BLOCK_N=_BLOCK_N,
-        QUANTIZE=quantize, **launch_options(q, num_warps=8 if quantize else 4),
+        partial, peaks, totals, kv_lens, finished, combined, out, scales, num_heads, splits, v_scale,
+        Q=query_len, D=head_dim, WINDOW=window_or_0, BLOCK_H=block_h, BLOCK_D=block_d, BLOCK_S=block_s,
+        BLOCK_N=tile.keys, BLOCK_ROW=triton.next_power_of_2(size), QUANTIZE=quantize, **launch_options(q, num_warps=4),
     )  # fmt: skip
     return (out, scales) if quantize else out
 

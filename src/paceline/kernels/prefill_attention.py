@@ -11,11 +11,13 @@ in query_starts.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from paceline.kernels.attention_reference import attention_reference
-from paceline.kernels.paged_attention import attend_tile, tile_addresses
+from paceline.kernels.paged_attention import attend_tile, block_of
 from paceline.kernels.triton_support import (
     jit,
     launch_options,
@@ -27,7 +29,26 @@ from paceline.kernels.triton_support import (
 )
 
 _LOG2_E = 1.4426950408889634
-_LARGE_TILE, _SMALL_TILE = 128, 64  # rows of a program: queries times heads of a group
+
+
+class Tile(NamedTuple):
+    rows: int  # of a program: queries times heads of a group
+    keys: int
+    stages: int
+    warps: int
+
+
+_SMALL, _LARGE, _HUGE = Tile(64, 64, 3, 4), Tile(128, 64, 5, 8), Tile(256, 64, 3, 8)
+_FLOAT32 = Tile(64, 32, 1, 4)
+
+
+def tile_for(rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """For a longest chunk of `rows` queries times heads of a group; measured on an H200, docs/performance.md."""
+    if dtype == torch.float32:
+        return _FLOAT32
+    if rows <= _SMALL.rows:
+        return _SMALL
+    return _HUGE if head_dim > 64 and rows >= 8 * _HUGE.rows else _LARGE
 
 
 @jit
@@ -80,7 +101,8 @@ def _prefill_kernel(
         whole = start
     for tile in tl.range(start, whole, BLOCK_N, num_stages=STAGES):
         position = tile + n
-        at = pool + tile_addresses(table, block_stride, slot_stride, position, position >= 0, BLOCK_SIZE)[:, None]
+        block = block_of(table, position, position >= 0, BLOCK_SIZE)
+        at = pool + (block * block_stride + (position % BLOCK_SIZE) * slot_stride)[:, None]
         if BLOCK_D == D:
             keys = tl.load(at)
             values = tl.load(at + value_offset)
@@ -93,7 +115,8 @@ def _prefill_kernel(
     for tile in tl.range(whole, end, BLOCK_N, num_stages=1):
         position = tile + n
         visible = position < end
-        at = pool + tile_addresses(table, block_stride, slot_stride, position, visible, BLOCK_SIZE)[:, None]
+        block = block_of(table, position, visible, BLOCK_SIZE)
+        at = pool + (block * block_stride + (position % BLOCK_SIZE) * slot_stride)[:, None]
         there = visible[:, None] & in_head[None, :]
         keys = tl.load(at, mask=there, other=0.0)
         values = tl.load(at + value_offset, mask=there, other=0.0)
@@ -131,9 +154,8 @@ def prefill_attention(
         return attended.flatten(1).to(q.dtype)
     query_starts, kv_lens = query_starts.contiguous(), kv_lens.contiguous()
     group = num_heads // num_kv_heads
-    is_float32 = q.dtype == torch.float32
-    large = max_query_len * group > _SMALL_TILE and not is_float32
-    block_m = max(_LARGE_TILE if large else _SMALL_TILE, triton.next_power_of_2(group))
+    tile = tile_for(max_query_len * group, head_dim, q.dtype)
+    block_m = max(tile.rows, triton.next_power_of_2(group))
     block_q = block_m // group
     out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
     _prefill_kernel[(num_kv_heads, num_tokens // block_q + num_rows)](
@@ -141,8 +163,8 @@ def prefill_attention(
         q.stride(0), q.stride(1), kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), block_tables.stride(0),
         num_heads, num_rows, softmax_scale * k_scale * _LOG2_E, v_scale,
         GROUP=group, D=head_dim, BLOCK_SIZE=kv_layer.shape[1], WINDOW=window or 0,
-        BLOCK_Q=block_q, BLOCK_M=block_m, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=32 if is_float32 else 64,
-        BLOCK_R=triton.next_power_of_2(num_rows), STAGES=1 if is_float32 else 3,
-        PRECISION="ieee" if is_float32 else "tf32", **launch_options(q, num_warps=8 if large else 4),
+        BLOCK_Q=block_q, BLOCK_M=block_m, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=tile.keys,
+        BLOCK_R=triton.next_power_of_2(num_rows), STAGES=tile.stages,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **launch_options(q, num_warps=tile.warps),
     )  # fmt: skip
     return out

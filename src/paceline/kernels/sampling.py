@@ -31,7 +31,7 @@ from paceline.kernels.triton_support import (
 )
 
 CHUNK = 4096  # tokens of a program
-_SEARCH_TILE = 4096  # tokens a searching program holds at once
+_SEARCH_TILE = 4096  # tokens a searching program takes at once
 
 
 class ProcessedLaw(NamedTuple):
@@ -101,34 +101,44 @@ def _law_kernel(
 
 
 @jit
+def _tile_of(row, start, vocab, TILE: tl.constexpr):
+    """A tile of probabilities and their keys, which are their bits; behind the row -1.0, whose key is below any."""
+    index = start + tl.arange(0, TILE)
+    p = tl.load(row + index, mask=index < vocab, other=-1.0)
+    return p, p.to(tl.int32, bitcast=True)
+
+
+@jit
 def _highest_edge(row, vocab, low, high, target, BY_MASS: tl.constexpr, TILE: tl.constexpr):
     """The largest key t in [low, high) such that the tokens of key >= t number (or weigh) at least `target`.
 
-    Keys are the bits of the probabilities. `low` is taken to satisfy this and `high` not to. A pass over the row tries
-    three keys between, and shrinks the interval to the keys that are there: done when they are all the same.
+    `low` is taken to satisfy this and `high` not to. A pass over the row tries three keys between, and shrinks the
+    interval to the keys that are there: done when they are all the same.
     """
     while high - low > 1:
         step = tl.maximum((high - low) // 4, 1)
         t1, t2, t3 = low + step, low + 2 * step, low + 3 * step
         f1, f2, f3 = tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32), tl.zeros([TILE], tl.float32)
-        least = tl.full([TILE], 2147483647, tl.int32)
-        most = tl.full([TILE], -1, tl.int32)
+        # How far the nearest keys lie inside the ends; unsigned, so that keys outside are far away.
+        from_low = tl.full([TILE], 0xFFFFFFFF, tl.uint32)
+        from_high = tl.full([TILE], 0xFFFFFFFF, tl.uint32)
         for start in range(0, vocab, TILE):
-            index = start + tl.arange(0, TILE)
-            p = tl.load(row + index, mask=index < vocab, other=-1.0)  # the bits of -1.0 are below every key
-            key = p.to(tl.int32, bitcast=True)
+            p, key = _tile_of(row, start, vocab, TILE)
             weight = p if BY_MASS else tl.full([TILE], 1.0, tl.float32)
             f1 += tl.where(key >= t1, weight, 0.0)
             f2 += tl.where(key >= t2, weight, 0.0)
             f3 += tl.where(key >= t3, weight, 0.0)
-            inside = (key >= low) & (key < high)
-            least = tl.minimum(least, tl.where(inside, key, 2147483647))
-            most = tl.maximum(most, tl.where(inside, key, -1))
-        # least > most: no token in the interval; then all of its keys select the same tokens
-        low, high = tl.minimum(tl.maximum(low, tl.min(least, 0)), high - 1), tl.minimum(high, tl.max(most, 0) + 1)
+            from_low = tl.minimum(from_low, (key - low).to(tl.uint32, bitcast=True))
+            from_high = tl.minimum(from_high, (high - 1 - key).to(tl.uint32, bitcast=True))
         g1, g2, g3 = tl.sum(f1, 0), tl.sum(f2, 0), tl.sum(f3, 0)
-        low = tl.maximum(low, tl.where(g3 >= target, t3, tl.where(g2 >= target, t2, tl.where(g1 >= target, t1, low))))
-        high = tl.minimum(high, tl.where(g1 < target, t1, tl.where(g2 < target, t2, tl.where(g3 < target, t3, high))))
+        # No token inside: then all keys of the interval select the same tokens, and it may end up of any width.
+        width = (high - 1 - low).to(tl.uint32, bitcast=True)
+        least = low + tl.minimum(tl.min(from_low, 0), width).to(tl.int32, bitcast=True)
+        most = high - 1 - tl.minimum(tl.min(from_high, 0), width).to(tl.int32, bitcast=True)
+        new_low = tl.where(g3 >= target, t3, tl.where(g2 >= target, t2, tl.where(g1 >= target, t1, low)))
+        new_high = tl.where(g1 < target, t1, tl.where(g2 < target, t2, tl.where(g3 < target, t3, high)))
+        low = tl.maximum(least, new_low)
+        high = tl.minimum(tl.maximum(most, low) + 1, tl.maximum(new_high, low + 1))
     return low
 
 
@@ -136,9 +146,8 @@ def _highest_edge(row, vocab, low, high, target, BY_MASS: tl.constexpr, TILE: tl
 def _mass_from(row, vocab, edge, TILE: tl.constexpr):
     mass = tl.zeros([TILE], tl.float32)
     for start in range(0, vocab, TILE):
-        index = start + tl.arange(0, TILE)
-        p = tl.load(row + index, mask=index < vocab, other=-1.0)
-        mass += tl.where(p.to(tl.int32, bitcast=True) >= edge, p, 0.0)
+        p, key = _tile_of(row, start, vocab, TILE)
+        mass += tl.where(key >= edge, p, 0.0)
     return tl.sum(mass, 0)
 
 
@@ -157,19 +166,24 @@ def _restrict_kernel(
     if (tl.load(temperature + n) > 0) & is_restricted & (tl.load(valid + n) != 0):
         row = probs + n * probs_stride
         top = tl.load(row + tl.load(argmax + n))
-        edge = (floor * top).to(tl.int32, bitcast=True)
         high = top.to(tl.int32, bitcast=True) + 1
-        edge = tl.minimum(edge, high - 1)
+        edge = tl.minimum((floor * top).to(tl.int32, bitcast=True), high - 1)
         if is_counted:
-            edge = _highest_edge(row, vocab, edge, high, count.to(tl.float32), False, TILE)
+            # k tokens of at least the edge's probability weigh no more than 1.
+            most = tl.maximum((1.01 / count.to(tl.float32)).to(tl.int32, bitcast=True), edge) + 1
+            edge = _highest_edge(row, vocab, edge, tl.minimum(high, most), count.to(tl.float32), False, TILE)
         total = _mass_from(row, vocab, edge, TILE)
         if nucleus < 1:
-            edge = _highest_edge(row, vocab, edge, high, tl.maximum(nucleus * total, 1e-38), True, TILE)
+            # All tokens below this weigh less together than what may be left out.
+            least = (0.99 * (1 - nucleus) * total / vocab).to(tl.int32, bitcast=True)
+            edge = tl.minimum(tl.maximum(edge, least), high - 1)
+            target = tl.maximum(nucleus * total, 1e-30)
+            edge = _highest_edge(row, vocab, edge, high, target, True, TILE)
             total = _mass_from(row, vocab, edge, TILE)
         for chunk in range(0, num_chunks):
             index = chunk * CHUNK + tl.arange(0, CHUNK)
-            p = tl.load(row + index, mask=index < vocab, other=-1.0)
-            p = tl.where(p.to(tl.int32, bitcast=True) >= edge, p / total, 0.0)
+            p, key = _tile_of(row, chunk * CHUNK, vocab, CHUNK)
+            p = tl.where(key >= edge, p / total, 0.0)
             tl.store(row + index, p, mask=index < vocab)
             tl.store(masses + n * num_chunks + chunk, tl.sum(p.to(tl.float64), 0))
 
@@ -208,7 +222,7 @@ def processed_law(
     if restricted:
         _restrict_kernel[(num_rows,)](
             probs, temperature, min_p, top_k, top_p, argmax, valid, masses, probs.stride(0), vocab, num_chunks,
-            TILE=_SEARCH_TILE, CHUNK=CHUNK, **launch_options(logits, num_warps=16),
+            TILE=_SEARCH_TILE, CHUNK=CHUNK, **launch_options(logits, num_warps=32),
         )  # fmt: skip
     return ProcessedLaw(probs, argmax, valid, masses)
 
