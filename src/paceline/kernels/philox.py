@@ -67,9 +67,7 @@ def uniforms(seeds: Tensor, positions: Tensor, purpose: int, steps: Tensor | Non
     steps = None if steps is None else steps.contiguous()
     out = torch.empty(count, dtype=torch.float64, device=seeds.device)
     grid = (triton.cdiv(count, _BLOCK),)
-    _uniforms_kernel[grid](
-        seeds.contiguous(), positions.contiguous(), steps, out, count, purpose, BLOCK=_BLOCK, **launch_options(seeds)
-    )
+    _uniforms_kernel[grid](seeds, positions, steps, out, count, purpose, BLOCK=_BLOCK, **launch_options(seeds))
     return out
 
 
