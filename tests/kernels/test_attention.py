@@ -6,6 +6,7 @@ import pytest
 import torch
 from kernels.attention_cases import FP8, dense, pool_and_tables, queries
 
+from paceline.kernels import prefill_attention as prefill
 from paceline.kernels.attention_reference import attention_reference
 from paceline.kernels.paged_attention import num_splits_for, paged_attention, quantize_tokens
 from paceline.kernels.prefill_attention import prefill_attention
@@ -19,6 +20,7 @@ DECODE = [
     (6, 2, 24, 16, 4, 7, torch.float32),
     (4, 2, 96, 32, 2, 40, FP8),
     (7, 1, 64, 1, 8, None, FP8),
+    (8, 1, 72, 16, 6, None, torch.float32),
 ]
 
 
@@ -106,6 +108,20 @@ def test_p31_prefill_of_ragged_chunks_behind_cached_prefixes(h, kv, d, block_siz
         if query_lens[row]:
             expected = dense(q[rows], layer, tables[row], kv_len, window)
             torch.testing.assert_close(out[rows].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tile", [prefill._SMALL, prefill._LARGE, prefill._HUGE])
+def test_every_tile_of_prefill_gives_the_same(monkeypatch: pytest.MonkeyPatch, tile: prefill.Tile) -> None:
+    """The tiles of bfloat16 in float32: the interpreter does not multiply bfloat16 rightly."""
+    monkeypatch.setattr(prefill, "_FLOAT32", tile)
+    query_lens, kv_lens = [1, 90, 40], [50, 150, 40]
+    layer, tables = pool_and_tables(kv_lens, 1, 32, 16, torch.float32, seed=30)
+    q = queries(sum(query_lens), 4, 1, 32, seed=30)
+    starts = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
+    out = prefill_attention(q, layer, tables, starts, torch.tensor(kv_lens, dtype=torch.int32), 90).view(q.shape)
+    for row, kv_len in enumerate(kv_lens):
+        rows = slice(int(starts[row]), int(starts[row + 1]))
+        torch.testing.assert_close(out[rows].double(), dense(q[rows], layer, tables[row], kv_len), rtol=1e-4, atol=1e-5)
 
 
 def test_the_reference_is_torchs_attention() -> None:
