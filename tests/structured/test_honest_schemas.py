@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structured.byte_tokens import byte_tokenizer, eos_id
 from structured.walks import make_masks, random_answer
 
 from paceline.errors import InvalidRequestError
+from paceline.structured import json_schema
+from paceline.structured.constraint import GrammarError
 from paceline.structured.params import single
+from paceline.structured.store import GrammarStore
+
+STORE = GrammarStore(byte_tokenizer(), [eos_id()])
 
 NAMED = {"$defs": {"n": {"type": "integer", "minimum": 1}}}
 
@@ -104,9 +113,21 @@ REFUSED: dict[str, tuple[Any, str]] = {
         {"type": "object", "properties": {"a": {}}, "required": ["z"], "additionalProperties": False}, "'z' is required"
     ),
     "names beside properties": ({"propertyNames": {"pattern": "^a"}, "properties": {"b": {}}}, "propertyNames"),
-    "name that fits a pattern": (
-        {"type": "object", "properties": {"xa": {}}, "patternProperties": {"^x": {"type": "integer"}}}, "'xa' matches"
+    "pattern of names beside properties": (
+        {"type": "object", "properties": {"a": {}}, "patternProperties": {"^x": {"type": "integer"}}}, "patternProp"
     ),
+    "oneOf of schemas that lead to themselves": (
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {
+            "a": {"type": "object", "properties": {"k": {"$ref": "#/$defs/a"}}, "required": ["k"]},
+            "b": {"type": "object", "properties": {"k": {"$ref": "#/$defs/b"}}, "required": ["k"]},
+        }}, "oneOf"
+    ),
+    "a reference to itself in oneOf": ({"oneOf": [{"$ref": "#"}, {"$ref": "#"}]}, "oneOf"),
+    "nonsense behind a reference": (
+        {"oneOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": {"type": [{}], "required": 5}}}, "oneOf"
+    ),
+    "too many in oneOf": ({"oneOf": [{"const": number} for number in range(100)]}, "at most 64"),
+    "enums too long to compare": ({"oneOf": [{"enum": list(range(200))}, {"enum": list(range(200, 400))}]}, "oneOf"),
     "draft-4 tuple": ({"type": "array", "items": [{"type": "integer"}]}, "prefixItems"),
     "keywords of two types": ({"minLength": 2, "minimum": 1}, "give a 'type'"),
     "no value of the type": ({"type": "string", "enum": [1]}, "no value"),
@@ -130,3 +151,17 @@ def test_what_would_be_ignored_is_refused_with_its_name(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=words) as caught:
         single("json", schema() if callable(schema) else schema, "response_format.json_schema.schema")
     assert caught.value.param == "response_format.json_schema.schema"
+
+
+NAMES = st.sampled_from([*json_schema._KNOWN, *json_schema._REFUSED, "#", "x-y", "odd"])
+VALUES = st.sampled_from([None, True, 0, -1, 2, 1.5, "", "a", "string", "object", "^a$", "#", "#/$defs/a", "date"])
+NONSENSE = st.recursive(
+    VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4), max_leaves=20
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(NONSENSE)
+def test_p44_any_nonsense_is_refused_with_words_or_compiles(schema: Any) -> None:
+    with contextlib.suppress(InvalidRequestError, GrammarError):  # and nothing else
+        STORE.get(single("json", schema, "json"))

@@ -25,6 +25,8 @@ Schema = dict[str, Any]
 
 MAX_DEPTH = 64
 MAX_SCHEMAS = 10_000  # in one
+MAX_ONE_OF = 64  # each is compared with each
+MAX_COMPARED = 10_000  # values of two enums
 
 _ANNOTATIONS = frozenset({
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment",
@@ -183,7 +185,7 @@ class _Walk:
         if isinstance(own.get("additionalProperties"), dict):
             result["additionalProperties"] = self.node(rest, f"{path}.additionalProperties", depth + 1)
         if "patternProperties" in own:
-            result["patternProperties"] = self._patterns(own["patternProperties"], properties, path, depth)
+            result["patternProperties"] = self._patterns(own["patternProperties"], path, depth)
         if "propertyNames" in own:
             result["propertyNames"] = self.node(own["propertyNames"], f"{path}.propertyNames", depth + 1)
         return result
@@ -196,6 +198,8 @@ class _Walk:
             raise self._wrong(path, "'unevaluatedProperties' is enforced as false only; use additionalProperties")
         if "patternProperties" in own and rest not in (None, False):
             raise self._wrong(path, "'additionalProperties' beside 'patternProperties' is not enforced")
+        if "patternProperties" in own and "properties" in own:
+            raise self._wrong(path, "'patternProperties' beside 'properties' is not enforced")
         if "propertyNames" in own and own.keys() & {"properties", "patternProperties"}:
             raise self._wrong(path, "'propertyNames' beside 'properties' is not enforced")
         free = (
@@ -206,17 +210,11 @@ class _Walk:
         if own.get("minProperties", 0) > 1 and free:
             raise self._wrong(path, "'minProperties' above 1 needs listed properties: free names may repeat")
 
-    def _patterns(self, patterns: Any, properties: Schema, path: str, depth: int) -> Schema:
+    def _patterns(self, patterns: Any, path: str, depth: int) -> Schema:
         if not isinstance(patterns, dict) or len(patterns) != 1:
             raise self._wrong(path, "'patternProperties' must be an object with one pattern")
         pattern, schema = next(iter(patterns.items()))
         rewritten = self._pattern(pattern, f"{path}.patternProperties")
-        try:
-            both = [name for name in properties if re.search(pattern, name)]
-        except re.error as error:
-            raise self._wrong(path, f"the pattern {pattern!r} cannot be read: {error}") from None
-        if both:
-            raise self._wrong(path, f"property '{both[0]}' matches {pattern!r} as well; that is not enforced")
         return {rewritten: self.node(schema, f"{path}.patternProperties", depth + 1)}
 
     def _array(self, own: Schema, path: str, depth: int) -> Schema:
@@ -260,7 +258,7 @@ class _Walk:
             if name in _REFUSED and (name, value) != ("uniqueItems", False):
                 raise self._wrong(path, f"'{name}' is not enforced; {_REFUSED[name]}")
             if name not in _KNOWN and name not in _REFUSED and not name.startswith("x-"):
-                raise self._wrong(path, f"'{name}' is no keyword that is enforced.{did_you_mean(name, _KNOWN)}")
+                raise self._wrong(path, f"{name!r:.60} is no keyword that is enforced.{did_you_mean(name, _KNOWN)}")
 
     def _named(self, schemas: Any, path: str, depth: int) -> Schema:
         if not isinstance(schemas, dict):
@@ -296,11 +294,22 @@ class _Walk:
 
     def _check_disjoint(self, parts: list[Any], path: str) -> None:
         """oneOf is enforced as anyOf: the same thing if no document fits two of its schemas."""
+        if len(parts) > MAX_ONE_OF:
+            raise self._wrong(path, f"'oneOf' may hold at most {MAX_ONE_OF} schemas; use anyOf")
         for one, other in combinations([self._target(part, path) for part in parts], 2):
-            if not self._are_disjoint(one, other, path):
+            if not (_are_disjoint(one, other) or self._differ_in_a_property(one, other, path)):
                 raise self._wrong(
                     path, "'oneOf' is enforced only where its schemas plainly exclude each other; use anyOf"
                 )
+
+    def _differ_in_a_property(self, one: Any, other: Any, path: str) -> bool:
+        """A property that both objects must have, with values that exclude each other: a discriminator."""
+        if not isinstance(one, dict) or not isinstance(other, dict):
+            return False
+        return any(
+            _are_disjoint(self._target(mine, path), self._target(theirs, path))
+            for mine, theirs in _common_properties(one, other)
+        )
 
     def _target(self, schema: Any, path: str) -> Any:
         for _ in range(MAX_DEPTH):
@@ -308,21 +317,6 @@ class _Walk:
                 break
             schema = self._resolve(schema["$ref"], path)
         return schema
-
-    def _are_disjoint(self, one: Any, other: Any, path: str) -> bool:
-        if not isinstance(one, dict) or not isinstance(other, dict):
-            return False
-        values = _values(one), _values(other)
-        if values[0] is not None and values[1] is not None:
-            return not any(_equal(a, b) for a in values[0] for b in values[1])
-        kinds = [_possible_types(schema) for schema in (one, other)]
-        if None not in kinds and not set(kinds[0] or ()) & set(kinds[1] or ()):
-            return True
-        shared = set(one.get("required", [])) & set(other.get("required", []))
-        return any(
-            self._are_disjoint(self._target(mine, path), self._target(theirs, path), path)
-            for mine, theirs in _common_properties(one, other, shared)
-        )
 
     def _wrong(self, path: str, reason: str) -> InvalidRequestError:
         return InvalidRequestError(f"{self._param}: at {path}: {reason.rstrip('.')}.", param=self._param)
@@ -363,6 +357,17 @@ def _equal(one: object, other: object) -> bool:
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
+def _are_disjoint(one: Any, other: Any) -> bool:
+    """Plain to see, by their types or their values, that no document fits both."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return False
+    mine, theirs = _values(one), _values(other)
+    if mine is not None and theirs is not None:
+        return len(mine) * len(theirs) <= MAX_COMPARED and not any(_equal(a, b) for a in mine for b in theirs)
+    kinds = [_possible_types(schema) for schema in (one, other)]
+    return None not in kinds and not set(kinds[0] or ()) & set(kinds[1] or ())
+
+
 def _possible_types(schema: Schema) -> frozenset[str] | None:
     """Types a document of this schema may have; None: not plain to see. Integers are numbers."""
     values, types = _values(schema), schema.get("type")
@@ -371,11 +376,18 @@ def _possible_types(schema: Schema) -> frozenset[str] | None:
     if types is None:
         return None
     listed = types if isinstance(types, list) else [types]
+    if not all(isinstance(name, str) for name in listed):
+        return None
     return frozenset("number" if name == "integer" else name for name in listed)
 
 
-def _common_properties(one: Schema, other: Schema, names: set[str]) -> Iterator[tuple[Any, Any]]:
-    mine, theirs = one.get("properties", {}), other.get("properties", {})
-    for name in sorted(names):
-        if name in mine and name in theirs:
-            yield mine[name], theirs[name]
+def _common_properties(one: Schema, other: Schema) -> Iterator[tuple[Any, Any]]:
+    """Properties that both require and both list."""
+    if not all(isinstance(schema.get("properties", {}), dict) for schema in (one, other)):
+        return
+    mine, theirs = one.get("required"), other.get("required")
+    if not isinstance(mine, list) or not isinstance(theirs, list):
+        return
+    for name in [name for name in mine if isinstance(name, str) and name in theirs]:
+        if name in one.get("properties", {}) and name in other.get("properties", {}):
+            yield one["properties"][name], other["properties"][name]

@@ -155,7 +155,7 @@ def _json(value: Any, param: str, compact: bool) -> Constraint:
     schema = enforceable(value, param)
     try:
         source = json.dumps(schema, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequestError(f"{param} holds what JSON does not know: {error}.", param=param) from None
     return Constraint(kind="json_schema", source=source, compact=compact, param=param)
 
