@@ -21,11 +21,11 @@ _NEVER: dict[str, tuple[tuple[Any, ...], str]] = {
     "truncate_prompt_tokens": ((None, -1), "prompts are never cut silently"),
     "spaces_between_special_tokens": ((None, True), "text is what the tokenizer makes of the tokens"),
     "flat_logprobs": ((None, False), "logprobs are one dict a token"),
+    "best_of": ((None, 1), "answers are not ranked; ask for several with n"),
     "extra_args": ((None, {}), "there is nothing that would read them"),
 }
 _BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (None, False),
-    "best_of": (None, 1),
     "length_penalty": (None, 1, 1.0),
     "early_stopping": (None, False),
 }

@@ -185,6 +185,8 @@ def test_a_closed_llm_says_so(llm: FakeLLM) -> None:
 def test_beam_search_is_refused_where_it_is_asked_for() -> None:
     SamplingParams(temperature=0.7, top_p=0.9, max_tokens=512, use_beam_search=False)
     with pytest.raises(InvalidRequestError, match="beam search"):
+        SamplingParams(use_beam_search=True)
+    with pytest.raises(InvalidRequestError, match="not ranked"):
         SamplingParams(best_of=4)
 
 

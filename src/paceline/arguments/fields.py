@@ -102,7 +102,8 @@ def read_speculative_arguments(arguments: Mapping[str, Any], problems: list[str]
     read = _read(
         SpeculativeArguments, _named_method(given, problems), FOREIGN_SPECULATIVE, problems, "speculative_config"
     )
-    _check_method(read, problems)
+    if read.method is not None or _plain(given.get("method")) is None:  # else a wrong method has been named already
+        _check_method(read, problems)
     return read
 
 
@@ -185,8 +186,9 @@ def _convert(name: str, value: Any, kind: Any, values: dict[str, Any], problems:
         values[name] = msgspec.convert(value, type=kind)
     except msgspec.ValidationError as error:
         choices = _choices(kind)
+        guess = did_you_mean(value, choices) if choices and isinstance(value, str) else ""
         expected = f"expected one of {', '.join(choices)}" if choices else f"{str(error)[:1].lower()}{str(error)[1:]}"
-        problems.append(f"{_label(name, where)}={value!r} cannot be used: {expected}.")
+        problems.append(f"{_label(name, where)}={value!r} cannot be used: {expected}.{guess}")
 
 
 def _choices(kind: Any) -> list[str]:

@@ -12,7 +12,9 @@ from paceline.cli.console import say
 def show_models() -> None:
     present = hub.list_models()
     table = Table()
-    for heading in ("name", "size", "dtype", "from", "directory"):
+    for heading in ("name", "size"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("dtype", "from", "directory"):
         table.add_column(heading, overflow="fold")
     for model in present:
         table.add_row(model.name, f"{model.size_bytes / 1e6:,.0f} MB", model.dtype, model.origin, str(model.path))

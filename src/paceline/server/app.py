@@ -31,7 +31,9 @@ def create_app(
     """The first of `served_model_names` labels the metrics; requests may use any of them."""
     requests = requests or Requests()
     state = ServerState(engine_client, served_model_names, tokenizer, config, requests)
-    app = FastAPI(title="Paceline", version=__version__, description="OpenAI-compatible API.", redoc_url=None)
+    app = FastAPI(
+        title="Paceline", version=__version__, description="OpenAI-compatible API.", docs_url=None, redoc_url=None
+    )
     add_error_handlers(app)
     app.add_middleware(RequestsMiddleware, requests=requests, headers=_headers(config))
     for router in (chat_router(state), completions_router(state), _models_router(state), _status_router(state)):

@@ -91,7 +91,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, and bodies that Starlette cannot read."""
     assert isinstance(error, HTTPException)
     messages = {
-        404: f"No such path: {request.method} {request.url.path}. The API is under /v1; see /docs.",
+        404: f"No such path: {request.method} {request.url.path}. The API is under /v1; /openapi.json describes it.",
         405: f"{request.url.path} does not take {request.method}.",
     }
     message = messages.get(error.status_code, str(error.detail))

@@ -47,7 +47,9 @@ def open_port(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         taken = isinstance(error, OSError) and error.errno == 98
-        reason = "another program is using it; stop that one or give another --port" if taken else str(error)
+        reason = (
+            "another program is using it; stop that one or give another --port" if taken else str(error).rstrip(".")
+        )
         raise ConfigurationError(f"Cannot listen on {host}, port {port}: {reason}.") from None
 
 

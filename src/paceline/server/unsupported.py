@@ -15,7 +15,7 @@ _NO_BEAMS = "beam search does not go with speculative decoding; use n with tempe
 _TEXT_ONLY = "this server reads and writes text only."
 
 COMMON: dict[str, Foreign] = {
-    "best_of": Foreign((None, 1), _NO_BEAMS),
+    "best_of": Foreign((None, 1), "answers are not ranked; ask for several with n."),
     "use_beam_search": Foreign((None, False), _NO_BEAMS),
     "length_penalty": Foreign((None, 1, 1.0), _NO_BEAMS),
     "early_stopping": Foreign((None, False), _NO_BEAMS),
