@@ -28,6 +28,8 @@ FORBIDDEN = {
     "server": ("torch", "paceline.runner", "paceline.speculative", "paceline.models", "paceline.worker"),
     "bench": ("paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server",
               "paceline.engine.scheduler", "paceline.engine.block_manager"),
+    "verify": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server",
+               "paceline.layers", "paceline.kernels", "paceline.models", "paceline.cli"),
     "distill": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server"),
 }  # fmt: skip
 PURE = (

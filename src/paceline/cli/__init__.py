@@ -1,4 +1,4 @@
-"""The command line: paceline serve | generate | models | distill | demo.
+"""The command line: paceline serve | generate | models | distill | verify | demo.
 
 Commands import what they need when they run, so that --help is quick. An error made on purpose is one message
 on standard error and exit status 2; Ctrl-C ends with 130.

@@ -234,6 +234,63 @@ def distill_draft(
     )
 
 
+@app.command()
+@with_engine_options
+def verify(
+    engine: dict[str, Any],
+    model: ModelArgument = None,
+    num_speculative_tokens: Annotated[
+        list[int] | None, typer.Option(help="K. May be repeated. Default 1 and 3.", show_default=False)
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help='Prompts, one a line: text, or JSON {"prompt": text}. Default: our own.', show_default=False),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Answers of each case. Default 96, with --quick 48.", show_default=False)
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer answers, and no n-gram beside a draft model.")] = False,
+    acceptance: Annotated[
+        list[str] | None, typer.Option(help="rejection or block. May be repeated. Default: both.", show_default=False)
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="law, parity or seeds. May be repeated. Default: all.", show_default=False)
+    ] = None,
+    oracle: Annotated[
+        str, typer.Option(help="Where the exact law comes from: transformers, or engine (without speculation).")
+    ] = "transformers",
+    url: Annotated[
+        str | None, typer.Option(help="Verify a running server instead, for parity and seeds.", show_default=False)
+    ] = None,
+    baseline_url: Annotated[
+        str | None, typer.Option(help="With --url: the same model served without speculation.", show_default=False)
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here.", show_default=False)] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", help="Write the report as a page here.", show_default=False)
+    ] = None,
+) -> None:
+    """Test that speculation changes the speed and nothing else: is the law of every token still the target's?
+
+    Exit status: 0 passed, 1 failed, 2 could not run. See docs/verify.md.
+
+    [bold]Examples[/bold]
+
+      paceline verify
+
+      paceline verify ./my-llama --speculative-model ./my-draft --num-speculative-tokens 5 --html report.html
+
+      paceline verify --url http://127.0.0.1:8000 --baseline-url http://127.0.0.1:8001
+    """
+    from paceline.cli.verify import Choices, Files, run_verify, run_verify_url
+
+    files = Files(prompts, json_file, html_file)
+    choices = Choices(num_speculative_tokens or [], samples, quick, acceptance or [], only or [], oracle)
+    if url is not None or baseline_url is not None:
+        raise typer.Exit(run_verify_url(url, baseline_url, model, engine, files))
+    raise typer.Exit(run_verify(model, engine, choices, files))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def demo(context: typer.Context) -> None:
     """The same prompt with speculation off and on, side by side. All of its options: paceline demo --help."""

@@ -70,13 +70,17 @@ _PARAMETERS = inspect.signature(_engine_options, eval_str=True).parameters
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """`command(..., engine: dict)` becomes a command with every engine option in place of `engine`."""
+    """`command(..., engine: dict)` becomes a command with every engine option in place of `engine`.
+
+    An option that the command declares itself is its own business.
+    """
     own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "engine"]
-    shared = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in _PARAMETERS.values()]
+    names = _PARAMETERS.keys() - {p.name for p in own}
+    shared = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in _PARAMETERS.values() if p.name in names]
 
     @wraps(command)
     def with_options(**arguments: Any) -> None:
-        engine = {name: arguments.pop(name) for name in _PARAMETERS}
+        engine = {name: arguments.pop(name) for name in _PARAMETERS if name in names}
         given = {name: value for name, value in engine.items() if value is not None and value is not False}
         if given.pop("no_prefix_caching", False):
             given["enable_prefix_caching"] = False
