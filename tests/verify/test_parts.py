@@ -13,7 +13,7 @@ import pytest
 from verify.pair import PROMPTS, make_verifiable, options
 
 from paceline import LLM
-from paceline.errors import ConfigurationError, InvalidRequestError
+from paceline.errors import ConfigurationError, InvalidRequestError, PacelineError
 from paceline.verify import determinism, parity, prompts
 from paceline.verify.cases import Setting
 from paceline.verify.law import Array
@@ -220,3 +220,9 @@ def test_bad_options_are_refused(changes: dict[str, Any], message: str) -> None:
 def test_what_an_engine_says_of_a_wrong_prompt_is_passed_on(pair: tuple[str, str]) -> None:
     with pytest.raises(InvalidRequestError, match="prompt 1 is text, and there is no tokenizer"):
         verify(options(pair, prompts=["hello"]))
+
+
+def test_nothing_to_say_is_no_pass(pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.verify.law_check.MIN_GROUP", 1000)
+    with pytest.raises(PacelineError, match="more than --samples 32"):
+        verify(options(pair, samples=32))

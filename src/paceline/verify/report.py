@@ -138,11 +138,12 @@ class Report:
             f" An error of TV {median(found):.2f} at one of them (the median; the best {min(found):.2f}, the "
             f"worst {max(found):.2f}) would have been found with probability {self.level['power']:.0%} or more."
             if found
-            else " None of them had enough answers to find anything."
+            else ""
         )
         answers = sum(mode.num_answers for mode in self.modes)
         return (
-            f"Law: {failed or 'none'} of {len(self.law)} places differ from the target's law, in {answers} answers."
+            f"Law: {failed or 'none'} of the {len(found)} places that could be tested (of {len(self.law)}) differ from "
+            f"the target's law, in {answers} answers."
             f"{power} A lossless engine would fail this with a probability of at most {self.level['alpha']:g}."
         )
 

@@ -8,6 +8,7 @@ is still loaded.
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.config import EngineConfig
-from paceline.errors import ConfigurationError, InvalidRequestError
+from paceline.errors import ConfigurationError, InvalidRequestError, PacelineError
 from paceline.llm import LLM
 from paceline.sequence import SpeculationCounts
 from paceline.verify import cases, determinism, parity, prompts
@@ -104,6 +105,11 @@ class _Run:
                     if part in self.options.parts:
                         ask(mode, llm)
         law = self.check.judge(self.places, self.fresh, self._text)
+        if law and not any(test.place > 0 and test.detectable is not None for test in law):
+            raise PacelineError(
+                "No drafted place had enough answers behind one prefix to be tested, so there is nothing to say. Give "
+                f"more than --samples {self.options.samples}, or prompts whose next words are less open."
+            )
         return Report(
             about=self.about,
             level={"alpha": ALPHA, "screening": SCREENING, "power": POWER},
@@ -323,11 +329,13 @@ class _Run:
         for mode in self.summaries:
             if mode.missing_kinds:
                 said.append(f"{mode.mode}: no {' and no '.join(mode.missing_kinds)} token ever came")
-        blind = [f"{test.mode}; {test.setting}; place {test.place}" for test in law if test.detectable is None]
-        if blind:
+        blind = [test for test in law if test.detectable is None]
+        for name in dict.fromkeys(test.mode for test in blind):
+            places = Counter(test.place for test in blind if test.mode == name)
+            counted = ", ".join(f"place {place} of {count}" for place, count in sorted(places.items()))
             said.append(
-                f"{len(blind)} of {len(law)} places had too few answers behind one prefix, or one possible token: "
-                + " | ".join(blind)
+                f"{name}: too few answers behind one prefix, or only one token possible, at {counted} of "
+                f"{len(self.settings)} settings (more --samples reach more; the report's table has them all)"
             )
         said.append("tokens behind place K + 1, stop strings, structured output, logprobs and the HTTP API (see --url)")
         return said
