@@ -118,6 +118,8 @@ def settings(prompts: Sequence[Prompt], ends: Sequence[int], *, absolute: bool, 
         Setting("plain", {"temperature": 1.0}, 0),
         Setting("temperature, top_p", {"temperature": 0.7, "top_p": 0.9}, 3),
         Setting("temperature, top_k", {"temperature": 1.3, "top_k": 6}, 1),
+        # Two tokens a place: beginnings recur up to the last place, so the bonus tokens of a large K are reached.
+        Setting("temperature, top_k 2", {"temperature": 0.8, "top_k": 2}, 2),
         Setting("min_p", {"temperature": 1.1, "min_p": 0.1}, 2),
         Setting(
             "frequency and presence penalty, allowed_token_ids",
@@ -141,7 +143,7 @@ def settings(prompts: Sequence[Prompt], ends: Sequence[int], *, absolute: bool, 
         ),
     ]
     if absolute:
-        found.insert(5, Setting("repetition_penalty", {"temperature": 0.9, "repetition_penalty": 1.4}, 0))
+        found.insert(6, Setting("repetition_penalty", {"temperature": 0.9, "repetition_penalty": 1.4}, 0))
     return [Setting(s.name, {"ignore_eos": True, **s.params}, s.prompt % len(prompts)) for s in found]
 
 
