@@ -24,7 +24,8 @@ from paceline.layers.random import Purpose, as_int64, uniforms
 from paceline.layers.restrictions import MaskProvider, Restrictions
 from paceline.plan import RowPlan, SamplingPlan
 
-_NUCLEUS_CANDIDATES = 512  # top_p is decided among so many before a full sort is paid for
+_NUCLEUS_CANDIDATES = 512  # top_p is decided among so many, and among more where they do not hold enough
+_MORE_CANDIDATES = 8  # times as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +174,21 @@ def _kth_largest(probs: Tensor, k: list[int]) -> Tensor:
 
 
 def _nucleus_edge(probs: Tensor, top_p: Tensor) -> Tensor:
-    """Probability of the last token of the smallest likeliest set with mass >= top_p. [N, 1]"""
-    top_p = top_p.to(probs.device).unsqueeze(-1)
-    top = probs.topk(min(_NUCLEUS_CANDIDATES, probs.shape[-1]), dim=-1).values
-    if bool((top.sum(-1, keepdim=True) < top_p).any()):  # the candidates do not hold enough: sort everything
-        top = probs.sort(dim=-1, descending=True).values
-    before = top.cumsum(-1) - top
-    last = (before < top_p).sum(-1, keepdim=True) - 1
-    return top.gather(-1, last.clamp(min=0)).masked_fill(top_p >= 1.0, 0.0)
+    """Probability of the last token of the smallest likeliest set with mass >= top_p. [N, 1]
+
+    It is looked for among the likeliest tokens; only rows whose candidates do not hold enough are given more.
+    """
+    vocab = probs.shape[-1]
+    top_p = top_p.to(probs.device)
+    edge = torch.zeros_like(probs[:, :1])
+    rows = (top_p < 1.0).nonzero().squeeze(1)
+    size = min(_NUCLEUS_CANDIDATES, vocab)
+    while len(rows):
+        some = probs if len(rows) == len(probs) else probs[rows]
+        top = some.topk(size, dim=-1).values if size < vocab else some.sort(dim=-1, descending=True).values
+        mass, wanted = top.cumsum(-1), top_p[rows].unsqueeze(-1)
+        last = ((mass - top) < wanted).sum(-1, keepdim=True) - 1
+        edge[rows] = top.gather(-1, last.clamp(min=0))
+        rows = rows[(mass[:, -1:] < wanted).squeeze(1)] if size < vocab else rows[:0]
+        size = min(_MORE_CANDIDATES * size, vocab)
+    return edge
