@@ -47,7 +47,7 @@ def test_the_exit_status_is_the_verdict_and_the_files_are_written(
     assert run(monkeypatch, *words, *more) == (0 if passed else 1)
     (options,) = seen
     assert (options.model, options.draft, options.numbers, options.seed) == ("big", "small", (2, 4), 7)
-    assert (options.engine, options.quick, options.samples) == ({"dtype": "bfloat16"}, True, 48)
+    assert (options.engine, options.quick, options.samples) == ({"dtype": "bfloat16"}, True, 40)
     assert json.loads(files[0].read_text())["passed"] is passed
     assert ("Passed." if passed else "FAILED.") in files[1].read_text()
     shown = capsys.readouterr().err

@@ -139,7 +139,7 @@ def test_a_whole_verification_passes(whole: Any) -> None:
     assert [mode.mode for mode in whole.modes] == [
         "draft, K=2, rejection, batch 64",
         "draft, K=2, block, batch 64",
-        "n-gram, K=2, rejection, batch 8",
+        "n-gram, K=2, rejection, batch 16",
     ]
     assert {test.setting for test in whole.law} >= {"plain", "temperature, top_p", "repetition_penalty", "all together"}
     assert sum(test.num_texts for test in whole.parity) == 3 * 2 * len(PROMPTS)

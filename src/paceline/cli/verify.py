@@ -25,7 +25,7 @@ from paceline.verify.runner import PARTS, Options, verify
 
 PASSED, FAILED = 0, 1
 _SHOWN = 8
-_SAMPLES, _QUICK_SAMPLES = 96, 48
+_SAMPLES, _QUICK_SAMPLES = 80, 40
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,11 +89,11 @@ def modes(draft: str | None, numbers: Sequence[int], methods: Sequence[str], *, 
     """`numbers`: values of K, ascending. Methods differ only where K > 1: block verification takes the largest K."""
     found = []
     if "rejection" in methods:
-        found += [Mode(draft, k, batch=64 if k == numbers[0] else 32) for k in numbers]
+        found += [Mode(draft, k, batch=64 if k == numbers[0] else 48) for k in numbers]
     if "block" in methods:
         found.append(Mode(draft, numbers[-1], "block", batch=64))
     if draft is not None and not quick:
-        found.append(Mode(None, numbers[-1], methods[0], batch=8))
+        found.append(Mode(None, numbers[-1], methods[0], batch=16))
     return found
 
 
