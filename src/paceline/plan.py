@@ -144,6 +144,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     logprobs            one entry a token of output_token_ids, if asked for
     prompt_logprobs     one entry a token of the plan's scored_token_ids
     error               the row failed (NaN logits, nothing left to sample): its request ends with this
+    is_refusal          ... and the request itself is wrong: its restrictions contradict each other
     draft_failed        the draft produced NaN for this row: its KV is void, the row goes on without drafts
     """
 
@@ -154,6 +155,7 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] = []
     error: str | None = None
+    is_refusal: bool = False
     draft_failed: bool = False
 
 

@@ -44,6 +44,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _is_unicode(text: object) -> bool:
+    try:
+        str(text).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -177,6 +185,10 @@ def _validate(p: _Fields) -> None:
         isinstance(p.stop_token_ids, list) and all(_is_int(t) and t >= 0 for t in p.stop_token_ids),
         "stop_token_ids", "a list of token ids", p.stop_token_ids,
     )  # fmt: skip
+    for name in ("stop", "bad_words"):
+        _check(
+            all(map(_is_unicode, getattr(p, name))), name, "valid Unicode, without lone surrogates", getattr(p, name)
+        )
     _check(p.detokenize or not p.stop, "stop", "empty when detokenize is off: stop strings need text", p.stop)
     for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
         _check(isinstance(getattr(p, name), bool), name, "true or false", getattr(p, name))

@@ -70,6 +70,10 @@ class Tokenizer:
             )
         except (TemplateError, TypeError, KeyError, ValueError) as error:
             raise _bad(f"The model's chat template refuses these messages: {error}") from error
+        try:
+            rendered.encode()
+        except UnicodeEncodeError:
+            raise _bad("These messages are not valid Unicode: they hold a lone surrogate.") from None
         # The template writes the special tokens itself, BOS included.
         return self.encode(rendered, add_special_tokens=False)
 

@@ -180,6 +180,17 @@ def test_the_engines_refusals_arrive(server: tuple[Any, openai.OpenAI]) -> None:
         server[1].completions.create(model="tiny", prompt="")
 
 
+def test_restrictions_that_leave_no_token_are_the_requests_own_fault(server: tuple[Any, openai.OpenAI]) -> None:
+    """A 400 and not a 500: a client would send a 500 again and again."""
+    restricted = {"guided_regex": "[ab]{5}", "allowed_token_ids": [30]}
+    with pytest.raises(openai.BadRequestError, match="Loosen them") as wrong:
+        server[1].completions.create(model="tiny", prompt="x", max_tokens=4, extra_body=restricted)
+    assert wrong.value.code == "no_token_left"
+    with pytest.raises(openai.BadRequestError) as unreachable:
+        server[1].completions.create(model="tiny", prompt="x", extra_body={"min_tokens": 100_000}, max_tokens=100_000)
+    assert unreachable.value.param == "min_tokens"
+
+
 def test_p30_structured_output_through_the_sandbox(server: tuple[Any, openai.OpenAI], offline: LLM) -> None:
     schema = {
         "type": "object",

@@ -49,9 +49,9 @@ def test_the_exit_status_is_the_verdict_and_the_files_are_written(
     assert (options.model, options.draft, options.numbers, options.seed) == ("big", "small", (2, 4), 7)
     assert (options.engine, options.quick, options.samples) == ({"dtype": "bfloat16"}, True, 40)
     assert json.loads(files[0].read_text())["passed"] is passed
-    assert ("Passed." if passed else "FAILED.") in files[1].read_text()
+    assert ("Passed (seeds only)." if passed else "FAILED.") in files[1].read_text()
     shown = capsys.readouterr().err
-    assert ("PASSED: tiny" if passed else "FAILED: tiny") in shown
+    assert ("PASSED (seeds only): tiny" if passed else "FAILED: tiny") in shown
     assert ("gave another text" in shown) is not passed
 
 
@@ -103,3 +103,22 @@ def test_a_wrong_line_of_prompts_is_named(tmp_path: Path, line: str) -> None:
     path.write_text(f"fine\n{line}\n")
     with pytest.raises(InvalidRequestError, match="line 2"):
         read_prompts(path)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--only", "law"), ("--only", "parity"), ("--acceptance", "block"), ("--samples", "5"), ("--quick",),
+        ("--oracle", "engine"), ("--num-speculative-tokens", "3"),
+        ("--baseline-url", "http://127.0.0.1:2", "--only", "parity"),
+    ],
+)  # fmt: skip
+def test_a_server_takes_no_choices_and_nothing_is_left_out_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert run(monkeypatch, "--url", "http://127.0.0.1:1", *words) == 2
+    assert words[-2 if len(words) > 1 else -1] in capsys.readouterr().err
+
+
+def test_a_part_that_was_not_tested_is_in_the_verdict() -> None:
+    assert report(passed=True).but_only == " (seeds only)"

@@ -606,3 +606,44 @@ def hang_up(server: Server, body: bytes, when: Callable[[], bool]) -> list[Any]:
 
     asyncio.run(run())
     return sent
+
+
+_LONE = "\ud800"  # half of a surrogate pair: "\ud800" is valid JSON and no text contains it
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": _LONE}, {"stop": ["a", _LONE]}, {"bad_words": [_LONE]}, {"model": _LONE}, {"user": _LONE},
+        {"structured_outputs": {_LONE: 1}}, {"guided_regex": _LONE}, {"logit_bias": {_LONE: 1}}, {_LONE: 1},
+        {"prompt": _LONE}, {"messages": [{"role": "user", "content": _LONE}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": _LONE}]}]},
+        {"messages": [{"role": _LONE, "content": "a"}]}, {"chat_template_kwargs": {_LONE: 1}},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", [CHAT_PATH, TEXT_PATH])
+def test_p44_half_a_character_is_refused_in_every_field(server: Server, path: str, fields: dict[str, Any]) -> None:
+    start = {"messages": [{"role": "user", "content": "a"}]} if path == CHAT_PATH else {"prompt": "a"}
+    body = json.dumps({"model": "fake", **start, **fields})  # escapes what UTF-8 cannot hold
+    response = server.request("POST", path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code in (400, 404), response.text
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("content", [b'{"prompt": "\xff"}', b"[" * 5000 + b"]" * 5000, b'{"n": ' + b"9" * 5000 + b"}"])
+def test_p44_bodies_that_cannot_be_read_say_so(server: Server, content: bytes) -> None:
+    response = server.request("POST", TEXT_PATH, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "self", "conversation", "add_generation_prompt", "continue_final_message"]
+)
+def test_template_arguments_that_are_no_variables_are_refused(server: Server, name: str) -> None:
+    assert refused(server.chat(chat_template_kwargs={name: []}))["param"] == "chat_template_kwargs"
+
+
+def test_a_flag_about_json_is_refused_beside_a_regex(server: Server) -> None:
+    error = refused(server.complete(structured_outputs={"regex": "a", "disable_any_whitespace": True}))
+    assert "disable_any_whitespace" in error["message"]

@@ -287,7 +287,7 @@ def verify(
     files = Files(prompts, json_file, html_file)
     choices = Choices(num_speculative_tokens or [], samples, quick, acceptance or [], only or [], oracle)
     if url is not None or baseline_url is not None:
-        raise typer.Exit(run_verify_url(url, baseline_url, model, engine, files))
+        raise typer.Exit(run_verify_url(url, baseline_url, model, engine, choices, files))
     raise typer.Exit(run_verify(model, engine, choices, files))
 
 

@@ -72,7 +72,12 @@ def run_verify(model: str | None, engine: dict[str, Any], choices: Choices, file
 
 
 def run_verify_url(
-    url: str | None, baseline_url: str | None, model: str | None, engine: dict[str, Any], files: Files
+    url: str | None,
+    baseline_url: str | None,
+    model: str | None,
+    engine: dict[str, Any],
+    choices: Choices,
+    files: Files,
 ) -> int:
     if url is None:
         raise ConfigurationError("--baseline-url is what --url is compared with; give both.")
@@ -82,12 +87,34 @@ def run_verify_url(
             f"--url verifies a server as it runs; {', '.join('--' + name.replace('_', '-') for name in unused)} cannot "
             "change it. Only --dtype (what it runs in) and --seed go with --url."
         )
+    _refuse_choices(choices, has_baseline=baseline_url is not None)
     dtype, seed = engine.get("dtype", "float32"), engine.get("seed", 0)
     options = RemoteOptions(url, baseline_url, model, files.read_prompts(), dtype=dtype, seed=seed)
     files.check()
     with Bar() as bar:
         report = verify_server(options, progress=bar)
     return finish(report, files)
+
+
+def _refuse_choices(choices: Choices, *, has_baseline: bool) -> None:
+    """A server is verified in all that HTTP shows, seeds and (with a baseline) parity: there is nothing to choose."""
+    given = {
+        "--num-speculative-tokens": choices.numbers,
+        "--samples": choices.samples,
+        "--quick": choices.quick,
+        "--acceptance": choices.methods,
+        "--oracle": choices.oracle != Choices().oracle,
+    }
+    unused = [name for name, value in given.items() if value]
+    if unused:
+        raise ConfigurationError(f"{', '.join(unused)} cannot be used with --url: a server is verified as it runs.")
+    tested = {"seeds", "parity"} if has_baseline else {"seeds"}
+    if choices.only and set(choices.only) != tested:
+        without = "" if has_baseline else " Parity needs --baseline-url, the same model without speculation."
+        raise ConfigurationError(
+            f"--only {' '.join(choices.only)}: with these URLs {' and '.join(sorted(tested))} is what can be tested; "
+            f"the law needs the model itself: paceline verify TARGET.{without}"
+        )
 
 
 def make_options(
@@ -170,7 +197,7 @@ def show(report: Report) -> None:
         console.print("[bold]Not tested[/]")
     for gap in report.not_tested:
         console.print(f"  [dim]{escape(gap)}[/]", soft_wrap=True)
-    verdict = "[bold green]PASSED[/]" if report.passed else "[bold red]FAILED[/]"
+    verdict = f"[bold green]PASSED[/]{report.but_only}" if report.passed else "[bold red]FAILED[/]"
     console.print(f"{verdict}: {escape(report.about['target'])}", soft_wrap=True)
 
 

@@ -211,6 +211,11 @@ class Engine:
             )
         check_num_logprobs(params, self.config.max_logprobs)
         room = limit - len(prompt)
+        if params.min_tokens > room:
+            raise InvalidRequestError(
+                f"min_tokens={params.min_tokens} cannot be reached: the prompt leaves room for {room} tokens.",
+                param="min_tokens",
+            )
         return room if params.max_tokens is None else min(params.max_tokens, room)
 
     def _max_len(self) -> int:
@@ -296,6 +301,7 @@ class Engine:
         delta.num_accepted = update.num_accepted
         delta.logprobs = update.logprobs
         delta.error = update.error
+        delta.refusal = Refusal(code="no_token_left") if update.is_refusal else None
         delta.num_prompt_tokens = sequence.num_prompt_tokens
         delta.num_cached_tokens = sequence.num_cached_tokens
         return delta

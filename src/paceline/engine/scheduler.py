@@ -44,6 +44,7 @@ class Update:
     num_accepted: int = 0
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    is_refusal: bool = False  # the error is the request's own
 
 
 @dataclass(slots=True)
@@ -322,7 +323,7 @@ class Scheduler:
     def _commit_row(self, sequence: Sequence, plan: RowPlan, result: RowResult) -> Update:
         if result.error is not None:
             self._end(sequence, FinishReason.ERROR)
-            return Update(sequence, [], error=result.error)
+            return Update(sequence, [], error=result.error, is_refusal=result.is_refusal)
         self._advance_over_chunk(sequence, plan, result)
         if plan.scored_token_ids:  # after a preemption some of them are known already
             sequence.prompt_logprobs += result.prompt_logprobs[len(sequence.prompt_logprobs) - plan.start :]

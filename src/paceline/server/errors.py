@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from starlette.exceptions import HTTPException
 from paceline.errors import EngineDeadError, InvalidRequestError, PacelineError
 
 logger = logging.getLogger(__name__)
+
+_UNREADABLE = "There was an error parsing the body"  # FastAPI's words for bytes, numbers and depths that json refuses
 
 CLIENT_GONE = 499  # nobody reads this answer; the number is for the access log
 
@@ -67,7 +70,11 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[
 
 
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), status, headers=dict(headers or {}), media_type="application/json")
+    try:
+        content = msgspec.json.encode(body)
+    except UnicodeEncodeError:  # it quotes half of a surrogate pair, which JSON can carry and UTF-8 cannot
+        content = json.dumps(body).encode()
+    return Response(content, status, headers=dict(headers or {}), media_type="application/json")
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -95,7 +102,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         405: f"{request.url.path} does not take {request.method}.",
     }
     message = messages.get(error.status_code, str(error.detail))
-    body = _body(message, "invalid_request_error", None, "not_found" if error.status_code == 404 else None)
+    code = "not_found" if error.status_code == 404 else None
+    if message == _UNREADABLE:
+        message, code = "The body cannot be read: send JSON in UTF-8, not nested too deeply.", "invalid_json"
+    body = _body(message, "invalid_request_error", None, code)
     return json_response(body, error.status_code, error.headers)
 
 

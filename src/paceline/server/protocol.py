@@ -30,11 +30,28 @@ TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 # Keywords of transformers' apply_chat_template that are not variables of a template.
 _NOT_FOR_TEMPLATES = {
     "chat_template", "conversation", "documents", "max_length", "padding", "return_assistant_tokens_mask",
-    "return_dict", "return_tensors", "tokenize", "tokenizer_kwargs", "tools", "truncation",
+    "messages", "return_dict", "return_tensors", "self", "tokenize", "tokenizer_kwargs", "tools", "truncation",
 }  # fmt: skip
 
 
 _UNSUPPORTED = "unsupported_parameter"
+
+
+def check_unicode(body: dict[str, Any]) -> None:
+    """Refuse half of a surrogate pair anywhere in a body: JSON can carry it, and no text contains it."""
+    for name, value in body.items():
+        waiting: list[Any] = [name, value]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, str) and not part.isascii():
+                try:
+                    part.encode()
+                except UnicodeEncodeError:
+                    raise InvalidRequestError(f"{name!a} is not valid Unicode: a lone surrogate.", param=name) from None
+            elif isinstance(part, dict):
+                waiting += [*part.keys(), *part.values()]
+            elif isinstance(part, list):
+                waiting += part
 
 
 class _Strict(BaseModel):
@@ -92,6 +109,7 @@ class GenerationRequest(_Strict):
     def _refuse_what_is_not_offered(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
+        check_unicode(body)
         for name, value in body.items():
             foreign = cls.unsupported.get(name)
             if foreign is not None and not foreign.accepts(value):
@@ -213,6 +231,10 @@ class ChatRequest(GenerationRequest):
         for name in arguments.keys() & _NOT_FOR_TEMPLATES:
             raise InvalidRequestError(
                 f"chat_template_kwargs: '{name}' is not a variable of a template.", param="chat_template_kwargs"
+            )
+        for name in arguments.keys() & {"add_generation_prompt", "continue_final_message"}:
+            raise InvalidRequestError(
+                f"chat_template_kwargs: give '{name}' as a field of the request.", param="chat_template_kwargs"
             )
         if self.continue_final_message:
             arguments |= {"continue_final_message": True, "add_generation_prompt": False}

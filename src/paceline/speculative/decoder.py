@@ -143,7 +143,8 @@ class SpeculativeDecoder:
             result = _emitted(row, *next(emitted), finite=good) if row.emits else _silent(row, finite=good)
             scores = token_logprobs(scored, row.scored_token_ids, row.sampling.num_prompt_logprobs)
             if result.error == NOTHING_LEFT and self._masks is not None and row.sampling.grammar is not None:
-                result = structs.replace(result, error=self._masks.failure(row.seq_id) or NOTHING_LEFT)
+                failure = self._masks.failure(row.seq_id)
+                result = structs.replace(result, error=failure or NOTHING_LEFT, is_refusal=failure is None)
             failed = row.seq_id in proposal.failed
             results.append(structs.replace(result, prompt_logprobs=scores or [], draft_failed=failed))
         return results
@@ -158,13 +159,15 @@ def _emitted(row: RowPlan, packed: list[int], num_drafted: int, logits: Tensor, 
     """packed: num_accepted, is the last token's law valid, output tokens; logits [K+1, V] are raw."""
     num_accepted, valid, *tokens = packed
     output = tokens[: num_accepted + 1]
+    error = None if finite and valid else _why(finite, logits[num_accepted])
     return RowResult(
         seq_id=row.seq_id,
         output_token_ids=output,
         num_accepted=num_accepted,
         num_drafted=num_drafted,
         logprobs=token_logprobs(logits, output, row.sampling.num_logprobs),
-        error=None if finite and valid else _why(finite, logits[num_accepted]),
+        error=error,
+        is_refusal=error == NOTHING_LEFT,
     )
 
 

@@ -69,6 +69,11 @@ def constraint_of(value: object, param: str) -> Constraint | None:
         found = " and ".join(given) if given else "none"
         raise InvalidRequestError(f"{param} needs exactly one of {', '.join(_KINDS)}; found {found}.", param=param)
     compact = options.get("disable_any_whitespace", False)
+    if compact and given[0] not in ("json", "json_object"):
+        raise InvalidRequestError(
+            f"{param}.disable_any_whitespace is about JSON; it means nothing beside {given[0]}. Leave it out.",
+            param=param,
+        )
     return single(given[0], options[given[0]], f"{param}.{given[0]}", compact=compact)
 
 

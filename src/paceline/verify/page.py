@@ -51,7 +51,7 @@ def page(report: Report) -> str:
 
 
 def _verdict(report: Report) -> str:
-    colour, word = ("good", "Passed.") if report.passed else ("bad", "FAILED.")
+    colour, word = ("good", f"Passed{report.but_only}.") if report.passed else ("bad", "FAILED.")
     summary = "".join(f"<li>{escape(line)}</li>" for line in report.summary)
     return f'<h1>{_TITLE}</h1><p class="verdict {colour}">{word}</p><ul>{summary}</ul>'
 

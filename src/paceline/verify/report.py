@@ -125,6 +125,13 @@ class Report:
     not_tested: list[str]
 
     @property
+    def but_only(self) -> str:
+        """What to say behind the verdict where a part of three was not tested: ' (parity only)'; else nothing."""
+        parts = {"law": self.law, "parity": self.parity, "seeds": self.determinism}
+        tested = [name for name, found in parts.items() if found]
+        return "" if len(tested) == len(parts) else f" ({' and '.join(tested)} only)"
+
+    @property
     def summary(self) -> list[str]:
         """What was tested and with what power, in a few plain lines."""
         return [line for line in (self._law_line(), self._parity_line(), self._determinism_line()) if line]
