@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import InvalidRequestError, did_you_mean
+from paceline.request_speculation import RequestSpeculation, speculation_of
 from paceline.structured.constraint import Constraint
 from paceline.structured.params import constraint_of
 
@@ -79,6 +80,7 @@ class _Fields:
     logit_bias: dict[int, float] = field(default_factory=dict)
     allowed_token_ids: list[int] | None = None
     structured_outputs: Constraint | None = None  # given as StructuredOutputsParams or a dict: see structured/params.py
+    speculation: RequestSpeculation | None = None  # how many drafts, of what: an object, see request_speculation.py
     detokenize: bool = True
     skip_special_tokens: bool = True
 
@@ -154,6 +156,8 @@ def _normalise(fields: dict[str, Any]) -> None:
         fields["stop"] = [fields["stop"]]
     if "structured_outputs" in fields:
         fields["structured_outputs"] = constraint_of(fields["structured_outputs"], "structured_outputs")
+    if "speculation" in fields:
+        fields["speculation"] = speculation_of(fields["speculation"])
     if fields.get("top_k") == -1:
         fields["top_k"] = 0
     bias = fields.get("logit_bias")

@@ -22,6 +22,7 @@ class Arrival:
     max_tokens: int
     n: int
     abort_after: int | None
+    most_drafts: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ _ARRIVALS = st.builds(
     max_tokens=st.integers(1, 14),
     n=st.sampled_from([1, 1, 1, 2, 3]),
     abort_after=st.one_of(st.none(), st.none(), st.integers(0, 8)),
+    most_drafts=st.one_of(st.none(), st.integers(0, 6)),
 )
 
 
@@ -99,7 +101,13 @@ def test_engine_equals_reference(scenario: Scenario) -> None:
         for number, arrival in enumerate(scenario.arrivals):
             if arrival.step == step:
                 age[str(number)] = step
-                engine.add_request(request(str(number), arrival.prompt, max_tokens=arrival.max_tokens, n=arrival.n))
+                own = None if arrival.most_drafts is None else min(arrival.most_drafts, scenario.k)
+                engine.add_request(
+                    request(
+                        str(number), arrival.prompt, max_tokens=arrival.max_tokens, n=arrival.n,
+                        speculation={"num_speculative_tokens": own},
+                    )
+                )  # fmt: skip
             if arrival.abort_after is not None and step == arrival.step + arrival.abort_after:
                 engine.abort(str(number))
                 engine.check_integrity()

@@ -89,6 +89,27 @@ def test_p13_mixed_batches_and_ends_anywhere(pair: tuple[Path, Path]) -> None:
     assert stats.kv_cache_usage == 0.0
 
 
+def test_rows_draft_as_many_as_their_requests_allow(pair: tuple[Path, Path]) -> None:
+    """0, 1, 3 and 5 drafts in one captured step: the texts are the plain ones."""
+    target, draft = pair
+    ids = prompts(8, seed=4)
+    expected = texts(make_llm(target, device="cpu"), ids, GREEDY)
+    llm = with_captured_steps(make_llm(target, drafting(draft, 5)))
+    wanted = [
+        SamplingParams(
+            temperature=0, max_tokens=24, ignore_eos=True, speculation={"num_speculative_tokens": (0, 1, 3, 5)[i % 4]}
+        )
+        for i in range(8)
+    ]
+    outputs = generate(llm, ids, wanted)
+    assert [list(output.outputs[0].token_ids) for output in outputs] == expected
+    stats = llm._engine.stats()
+    assert stats.num_captured_steps == stats.num_decode_steps > 0
+    lengths = [output.metrics.speculative_decoding.num_accepted_tokens_per_pos for output in outputs]
+    assert [len(length) <= (0, 1, 3, 5)[i % 4] for i, length in enumerate(lengths)] == [True] * 8
+    assert sum(map(len, lengths)) > 0
+
+
 def test_p16_padding_rows_and_unreserved_places_touch_no_block(pair: tuple[Path, Path]) -> None:
     """Three rows run padded to four; the blocks that a finished request left in the prefix cache keep their bits."""
     target, draft = pair

@@ -319,6 +319,8 @@ def test_completion_stream_of_several_prompts(server: Server) -> None:
         ({"logit_bias": {"5": 500}}, "logit_bias", "-100"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "at most max_tokens"),
         ({"stop_token_ids": [2**40]}, "stop_token_ids", "less than"),
+        ({"speculation": {"k": 3}}, "speculation.k", "Unknown field"),
+        ({"speculation": {"num_speculative_tokens": -1}}, "speculation.num_speculative_tokens", "at least 0"),
         ({"stream": "yes"}, "stream", "boolean"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream=true"),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", "Unknown field"),

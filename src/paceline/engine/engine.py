@@ -26,6 +26,7 @@ from paceline.engine.speculation import SpeculationPolicy
 from paceline.engine.statistics import EngineStats
 from paceline.errors import ConfigurationError, InvalidRequestError
 from paceline.plan import SamplingPlan, StepPlan, StepResult
+from paceline.request_speculation import check_speculation
 from paceline.sampling_params import SamplingParams, check_num_logprobs
 from paceline.sequence import EngineRequest, FinishReason, Refusal, Sequence, SequenceDelta, SpeculationCounts
 from paceline.structured.constraint import Constraint, Grammar
@@ -210,6 +211,7 @@ class Engine:
                 param=params.structured_outputs.param,
             )
         check_num_logprobs(params, self.config.max_logprobs)
+        check_speculation(params.speculation, self.config.speculative)
         room = limit - len(prompt)
         if params.min_tokens > room:
             raise InvalidRequestError(

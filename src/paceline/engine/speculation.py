@@ -29,7 +29,13 @@ class SpeculationPolicy:
         """K for this sequence: at most what it may still emit less the token that comes for free."""
         if sequence.draft_failed and self.has_draft_model:
             return 0
-        return max(0, min(self.num_speculative_tokens, self.draft_limit(sequence) - sequence.num_tokens))
+        return max(0, min(self.most_drafts(sequence), self.draft_limit(sequence) - sequence.num_tokens))
+
+    def most_drafts(self, sequence: Sequence) -> int:
+        """K, or less where the request asks for less."""
+        asked = sequence.params.speculation
+        own = asked.num_speculative_tokens if asked else None
+        return self.num_speculative_tokens if own is None else min(own, self.num_speculative_tokens)
 
     def draft_limit(self, sequence: Sequence) -> int:
         """What its committed tokens and drafts together may come to, however far it has got."""

@@ -20,7 +20,7 @@ from paceline.structured.params import constraint_of, response_format_constraint
 _SAMPLING_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "include_stop_str_in_output",
     "ignore_eos", "min_tokens", "logit_bias", "allowed_token_ids", "skip_special_tokens", "frequency_penalty",
-    "presence_penalty", "repetition_penalty", "bad_words", "prompt_logprobs",
+    "presence_penalty", "repetition_penalty", "bad_words", "prompt_logprobs", "speculation",
 )  # fmt: skip
 
 
@@ -91,6 +91,7 @@ class GenerationRequest(_Strict):
     allowed_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    speculation: Any = None  # how many drafts, of what: checked in request_speculation.py, which words its own errors
     # What the answer must be; the shapes are checked in structured/params.py, which words its own errors.
     response_format: Any = None
     structured_outputs: Any = None
