@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 
 import msgspec
 
@@ -66,6 +67,12 @@ class SpeculationCounts(msgspec.Struct):
     @property
     def acceptance_rate(self) -> float:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    def acceptance_histogram(self, num_speculative_tokens: int) -> list[int]:
+        """Entry j: the target passes that kept exactly j drafts, j = 0 .. K. They sum to `num_drafts`."""
+        missing = num_speculative_tokens - len(self.num_accepted_tokens_per_pos)
+        at_least = [self.num_drafts, *self.num_accepted_tokens_per_pos, *[0] * missing, 0]
+        return [more - fewer for more, fewer in pairwise(at_least)]
 
 
 class EngineRequest(msgspec.Struct, kw_only=True):

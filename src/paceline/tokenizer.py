@@ -85,6 +85,10 @@ class Tokenizer:
                 message = f"This model's chat template does not read '{name}'; leave it out."
                 raise InvalidRequestError(message, param=f"chat_template_kwargs.{name}")
 
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it (byte-level BPE: "Ġworld"); empty for an id without a token."""
+        return [token or "" for token in self._inner.convert_ids_to_tokens(list(ids))]
+
     @property
     def has_chat_template(self) -> bool:
         return bool(self._inner.chat_template)

@@ -114,7 +114,7 @@ def test_a_stream_is_the_answer_in_pieces(server: tuple[Any, openai.OpenAI]) -> 
     pieces = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert pieces == whole.choices[0].message.content
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    assert whole.metrics["speculative_decoding"]["num_drafts"] > 0
+    assert whole.metrics["speculative_decoding"]["num_spec_steps"] > 0
 
 
 def test_bytes_of_logprobs_spell_the_answer(server: tuple[Any, openai.OpenAI]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.config import EngineConfig, ModelConfig
+from paceline.config import EngineConfig, ModelConfig, SpeculativeConfig
 from paceline.engine.statistics import EngineStats
 from paceline.errors import ConfigurationError, EngineDeadError, InvalidRequestError, UnsupportedModelError
 from paceline.plan import TokenLogprobs
@@ -32,6 +32,9 @@ class FakeTokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(VOCABULARY[t] for t in token_ids if t > 1 or not skip_special_tokens)
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        return [VOCABULARY[t].replace(" ", "Ġ") for t in token_ids]
 
     def apply_chat_template(
         self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool = True, **_: Any
@@ -130,7 +133,8 @@ class FakeEngine:
 
 def fake_config(name: str = "fake") -> EngineConfig:
     return EngineConfig(
-        model=ModelConfig(path=Path("/nowhere"), name=name, max_model_len=MAX_MODEL_LEN, vocab_size=len(VOCABULARY))
+        model=ModelConfig(path=Path("/nowhere"), name=name, max_model_len=MAX_MODEL_LEN, vocab_size=len(VOCABULARY)),
+        speculative=SpeculativeConfig(method="ngram", num_speculative_tokens=1),
     )
 
 

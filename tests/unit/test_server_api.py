@@ -105,13 +105,19 @@ def test_chat(server: Server) -> None:
         "prompt_tokens_details": {"cached_tokens": 1},
     }
     assert body["metrics"]["speculative_decoding"] == {
-        "num_drafts": 2,
-        "num_draft_tokens": 2,
-        "num_accepted_tokens": 2,
-        "num_accepted_tokens_per_pos": [2],
         "mean_acceptance_length": 2.0,
         "draft_acceptance_rate": 1.0,
+        "acceptance_histogram": [0, 2],
+        "num_spec_steps": 2,
+        "num_accepted_draft_tokens": 2,
+        "num_draft_tokens": 2,
+        "num_spec_tokens": 1,
     }
+
+
+def test_without_speculation_its_metrics_are_null() -> None:
+    made = Server(dataclasses.replace(fake_config(), speculative=None))
+    assert ok(made.chat(max_tokens=1))["metrics"] == {"speculative_decoding": None}
 
 
 def test_p25_p26_n_answers_and_their_usage(server: Server) -> None:
@@ -278,6 +284,34 @@ def test_p26_usage_of_a_stream_is_the_usage_of_the_answer(server: Server) -> Non
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"] == whole["usage"]
     assert chunks[-1]["metrics"] == whole["metrics"]
+
+
+@pytest.mark.parametrize("path", [CHAT_PATH, TEXT_PATH])
+def test_p26_p40_usage_in_every_chunk_counts_the_tokens_so_far(server: Server, path: str) -> None:
+    ask = server.chat if path == CHAT_PATH else server.complete
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(ask(max_tokens=7, stream=True, stream_options=options, return_token_ids=True))
+    sent = 0
+    for chunk in chunks[:-1]:
+        if chunk["choices"][0].get("token_ids") is not None:
+            sent += len(chunk["choices"][0]["token_ids"])
+            assert chunk["usage"]["completion_tokens"] == sent
+    assert chunks[-1]["usage"]["completion_tokens"] == sent == 7
+    error = refused(ask(stream=True, stream_options={"continuous_usage_stats": True}))
+    assert error["param"] == "stream_options.continuous_usage_stats"
+
+
+def test_token_ids_of_prompt_and_answer(server: Server) -> None:
+    whole = ok(server.chat(max_tokens=3, return_token_ids=True))
+    assert (whole["prompt_token_ids"], whole["choices"][0]["token_ids"]) == (prompt_ids(server), [2, 3, 4])
+    chunks = events(server.chat(max_tokens=3, return_token_ids=True, stream=True))
+    assert chunks[0]["prompt_token_ids"] == prompt_ids(server)
+    assert [t for chunk in chunks for t in chunk["choices"][0].get("token_ids", [])] == [2, 3, 4]
+    choices = ok(server.complete(prompt=[[7], [8, 9]], max_tokens=1, return_token_ids=True))["choices"]
+    assert [(c["prompt_token_ids"], c["token_ids"]) for c in choices] == [([7], [2]), ([8, 9], [2])]
+    chunks = events(server.complete(prompt=[[7]], max_tokens=3, return_token_ids=True, stream=True))
+    assert [c["choices"][0].get("prompt_token_ids") for c in chunks] == [[7], None]
+    assert "token_ids" not in ok(server.chat(max_tokens=1))["choices"][0]
 
 
 def test_completion_stream_of_several_prompts(server: Server) -> None:

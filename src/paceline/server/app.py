@@ -18,6 +18,7 @@ from paceline.server.metrics import render_metrics
 from paceline.server.requests import Requests, RequestsMiddleware
 from paceline.server.responses import Json
 from paceline.server.service import ServerState
+from paceline.server.tokenize import tokenize_router
 from paceline.tokenizer import Tokenizer
 
 
@@ -36,8 +37,9 @@ def create_app(
     )
     add_error_handlers(app)
     app.add_middleware(RequestsMiddleware, requests=requests, headers=_headers(config))
-    for router in (chat_router(state), completions_router(state), _models_router(state), _status_router(state)):
-        app.include_router(router)
+    routers = (chat_router, completions_router, tokenize_router, _models_router, _status_router)
+    for router in routers:
+        app.include_router(router(state))
     return app
 
 

@@ -36,7 +36,9 @@ def chat_router(state: ServerState) -> APIRouter:
         params = body.sampling_params(state.config.max_logprobs)
         answer = _ChatAnswer(state, body)
         try:
-            prompt = await while_connected(request.receive, state.requests, state.chat_prompt(body))
+            prompt = await while_connected(
+                request.receive, state.requests, state.chat_prompt(body.messages, body.template_arguments())
+            )
             generation = Generation(state.engine, answer.name, [prompt], params)
             if body.stream:
                 return await open_stream(request, state.requests, answer.events(generation))
@@ -67,11 +69,16 @@ class _ChatAnswer:
             )
             for index, answer in enumerate(answers)
         ]
+        if self._body.return_token_ids:
+            for choice, answer in zip(choices, answers, strict=True):
+                choice["token_ids"] = answer.token_ids
         body = envelope(self.name, "chat.completion", self._created, self._body.model, choices)
         if self._body.prompt_logprobs is not None:
             entries = generation.prompt_logprobs[0] or []
             body["prompt_logprobs"] = prompt_logprobs(generation.prompts[0], entries, spell)
-        return body | {"usage": usage(generation), "metrics": metrics(generation.speculation)}
+        if self._body.return_token_ids:
+            body["prompt_token_ids"] = generation.prompts[0]
+        return body | {"usage": usage(generation), "metrics": self._metrics(generation)}
 
     async def events(self, generation: Generation) -> Events:
         introduced = False
@@ -79,12 +86,13 @@ class _ChatAnswer:
             async for index, delta in deltas:
                 if not introduced:  # the engine has accepted the request
                     introduced = True
+                    extra = {"prompt_token_ids": generation.prompts[0]} if self._body.return_token_ids else {}
                     for choice in range(generation.num_choices):
-                        yield self._chunk([chat_delta(choice, {"role": "assistant", "content": ""})])
-                if delta.text or delta.logprobs or delta.finish_reason:
-                    yield self._chunk([self._choice(index, delta)])
+                        yield self._chunk(generation, [chat_delta(choice, {"role": "assistant", "content": ""})], extra)
+                if delta.text or delta.logprobs or delta.finish_reason or self._body.return_token_ids:
+                    yield self._chunk(generation, [self._choice(index, delta)])
         if self._body.include_usage:
-            yield self._chunk([], {"usage": usage(generation), "metrics": metrics(generation.speculation)})
+            yield self._last_chunk(generation)
         yield DONE
 
     def _choice(self, index: int, delta: SequenceDelta) -> Json:
@@ -92,10 +100,19 @@ class _ChatAnswer:
         if self._body.logprobs and delta.logprobs:
             logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._state.token_bytes)
         content = {"content": delta.text} if delta.text or logprobs else {}
-        return chat_delta(index, content, delta.finish_reason, logprobs)
+        choice = chat_delta(index, content, delta.finish_reason, logprobs)
+        return choice | {"token_ids": delta.token_ids} if self._body.return_token_ids else choice
 
-    def _chunk(self, choices: list[Json], extra: Json | None = None) -> bytes:
+    def _chunk(self, generation: Generation, choices: list[Json], extra: Json | None = None) -> bytes:
         body = envelope(self.name, "chat.completion.chunk", self._created, self._body.model, choices)
         if self._body.include_usage:
-            body["usage"] = None
+            body["usage"] = usage(generation) if self._body.usage_in_every_chunk else None
         return event(body | (extra or {}))
+
+    def _last_chunk(self, generation: Generation) -> bytes:
+        """Usage and metrics, of all answers together."""
+        body = envelope(self.name, "chat.completion.chunk", self._created, self._body.model, [])
+        return event(body | {"usage": usage(generation), "metrics": self._metrics(generation)})
+
+    def _metrics(self, generation: Generation) -> Json:
+        return metrics(generation.speculation, self._state.config.num_speculative_tokens)

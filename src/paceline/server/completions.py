@@ -75,6 +75,9 @@ class _TextAnswer:
             logprobs = self._logprobs(echo, answer.token_ids, answer.logprobs, 0)
             choice = text_choice(index, echo.text + answer.text, answer.finish_reason, logprobs)
             choice["stop_reason"] = answer.stop_reason
+            if self._body.return_token_ids:
+                prompt_token_ids = generation.prompts[generation.prompt_of(index)]
+                choice |= {"token_ids": answer.token_ids, "prompt_token_ids": prompt_token_ids}
             if self._body.prompt_logprobs is not None:
                 prompt = generation.prompt_of(index)
                 entries = generation.prompt_logprobs[prompt] or []
@@ -83,23 +86,29 @@ class _TextAnswer:
                 )
             choices.append(choice)
         body = envelope(self.name, "text_completion", self._created, self._body.model, choices)
-        return body | {"usage": usage(generation), "metrics": metrics(generation.speculation)}
+        return body | {"usage": usage(generation), "metrics": self._metrics(generation)}
 
     async def events(self, generation: Generation) -> Events:
         offsets = [0] * generation.num_choices  # characters of the tokens sent so far
         begun: set[int] = set()
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
-                echo = _Echo() if index in begun else self._echo(generation, index)
+                is_first = index not in begun
+                echo = self._echo(generation, index) if is_first else _Echo()
                 begun.add(index)
                 logprobs = self._logprobs(echo, delta.token_ids, delta.logprobs or [], offsets[index])
                 if logprobs:
                     offsets[index] += sum(map(len, logprobs["tokens"]))
                 text = echo.text + delta.text
-                if text or logprobs or delta.finish_reason:
-                    yield self._chunk([text_choice(index, text, delta.finish_reason, logprobs)])
+                choice = text_choice(index, text, delta.finish_reason, logprobs)
+                if self._body.return_token_ids:
+                    choice["token_ids"] = delta.token_ids
+                    if is_first:
+                        choice["prompt_token_ids"] = generation.prompts[generation.prompt_of(index)]
+                if text or logprobs or delta.finish_reason or self._body.return_token_ids:
+                    yield self._chunk(generation, [choice])
         if self._body.include_usage:
-            yield self._chunk([], {"usage": usage(generation), "metrics": metrics(generation.speculation)})
+            yield self._last_chunk(generation)
         yield DONE
 
     def _echo(self, generation: Generation, index: int) -> _Echo:
@@ -117,8 +126,16 @@ class _TextAnswer:
             return None
         return text_logprobs([*echo.token_ids, *token_ids], [*echo.logprobs, *entries], self._state.token_bytes, offset)
 
-    def _chunk(self, choices: list[Json], extra: Json | None = None) -> bytes:
+    def _chunk(self, generation: Generation, choices: list[Json]) -> bytes:
         body = envelope(self.name, "text_completion", self._created, self._body.model, choices)
         if self._body.include_usage:
-            body["usage"] = None
-        return event(body | (extra or {}))
+            body["usage"] = usage(generation) if self._body.usage_in_every_chunk else None
+        return event(body)
+
+    def _last_chunk(self, generation: Generation) -> bytes:
+        """Usage and metrics, of all answers together."""
+        body = envelope(self.name, "text_completion", self._created, self._body.model, [])
+        return event(body | {"usage": usage(generation), "metrics": self._metrics(generation)})
+
+    def _metrics(self, generation: Generation) -> Json:
+        return metrics(generation.speculation, self._state.config.num_speculative_tokens)

@@ -26,15 +26,23 @@ def usage(generation: Generation) -> Json:
     }
 
 
-def metrics(counts: SpeculationCounts) -> Json:
+def metrics(counts: SpeculationCounts, num_speculative_tokens: int) -> Json:
+    """vLLM's names and shape, which AIPerf reads; null on a server without speculation (K = 0).
+
+    A request of several answers gets the sums over all of them, where vLLM gives null.
+    """
+    if num_speculative_tokens == 0:
+        return {"speculative_decoding": None}
+    histogram = counts.acceptance_histogram(num_speculative_tokens)
     return {
         "speculative_decoding": {
-            "num_drafts": counts.num_drafts,
-            "num_draft_tokens": counts.num_draft_tokens,
-            "num_accepted_tokens": counts.num_accepted_tokens,
-            "num_accepted_tokens_per_pos": counts.num_accepted_tokens_per_pos,
             "mean_acceptance_length": counts.mean_acceptance_length,
             "draft_acceptance_rate": counts.acceptance_rate,
+            "acceptance_histogram": histogram,
+            "num_spec_steps": counts.num_drafts,
+            "num_accepted_draft_tokens": counts.num_accepted_tokens,
+            "num_draft_tokens": counts.num_draft_tokens,
+            "num_spec_tokens": len(histogram) - 1,
         }
         | ({"synthetic_acceptance": True} if counts.synthetic else {})
     }

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequestError, did_you_mean
 from paceline.prompts import encode_text
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import UnknownModelError
-from paceline.server.protocol import ChatRequest
+from paceline.server.messages import ChatMessage
 from paceline.server.requests import Requests
 from paceline.server.token_text import token_bytes
 from paceline.tokenizer import Tokenizer
@@ -52,9 +52,10 @@ class ServerState:
                 code="model_not_found",
             )
 
-    async def chat_prompt(self, body: ChatRequest) -> list[int]:
-        messages, arguments = [message.for_template() for message in body.messages], body.template_arguments()
-        self._check_length(sum(len(message["content"] or "") for message in messages))
+    async def chat_prompt(self, chat: Sequence[ChatMessage], arguments: dict[str, Any]) -> list[int]:
+        """The token ids that the template makes of a chat; `arguments` are its other variables."""
+        messages = [message.for_template() for message in chat]
+        self._check_length(sum(len(message["content"] or "") for message in messages), "messages")
         return await self._in_thread(lambda: self.tokenizer.apply_chat_template(messages, **arguments))
 
     async def prompt(self, prompt: str | list[int], add_special_tokens: bool | None) -> list[int]:
@@ -65,14 +66,24 @@ class ServerState:
             return await self._in_thread(lambda: self.tokenizer.encode(prompt, add_special_tokens=False))
         return await self._in_thread(lambda: encode_text(prompt, self.tokenizer))
 
-    def _check_length(self, characters: int) -> None:
+    async def text(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included; ids that stand for no text are refused, those of padding too."""
+        size = self.tokenizer.vocab_size
+        for place, token_id in enumerate(token_ids):
+            if token_id >= size:
+                raise InvalidRequestError(
+                    f"tokens[{place}] is {token_id}; this model's tokens are 0 to {size - 1}.", param=f"tokens[{place}]"
+                )
+        return await self._in_thread(lambda: self.tokenizer.decode(token_ids, skip_special_tokens=False))
+
+    def _check_length(self, characters: int, param: str = "prompt") -> None:
         """Refuse a text that cannot fit whatever its tokens are, before any of it is tokenised."""
         limit = self.config.model.max_model_len
         if characters > limit and characters > limit * self._longest_token:
             raise InvalidRequestError(
                 f"The prompt has {characters} characters; this model takes at most {limit} tokens, and no token has "
                 f"more than {self._longest_token} characters. Shorten the prompt.",
-                param="prompt",
+                param=param,
                 code="context_length_exceeded",
             )
 

@@ -48,6 +48,12 @@ CHAT: dict[str, Foreign] = COMMON | {
     "documents": Foreign((None, []), "put the documents into the messages."),
 }
 
+TOKENIZE: dict[str, Foreign] = {
+    "tools": Foreign((None, []), _NO_TOOLS),
+    "chat_template": Foreign((None,), "the model's own template is used."),
+    "mm_processor_kwargs": Foreign((None, {}), _TEXT_ONLY),
+}
+
 UNSUPPORTED_IN_MESSAGES = ("name", "tool_call_id")
 UNSUPPORTED_ROLES = ("tool", "function")
 
