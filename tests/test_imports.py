@@ -30,6 +30,9 @@ FORBIDDEN = {
               "paceline.engine.scheduler", "paceline.engine.block_manager"),
     "verify": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server",
                "paceline.layers", "paceline.kernels", "paceline.models", "paceline.cli"),
+    "runtimes": ("torch", "paceline.engine.engine", "paceline.engine.scheduler", "paceline.engine.block_manager",
+                 "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.models", "paceline.cli",
+                 "paceline.llm"),
     "distill": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server"),
 }  # fmt: skip
 PURE = (

@@ -1,0 +1,14 @@
+"""Paceline's configuration on vLLM: `paceline serve --runtime vllm` and `LLM(..., runtime="vllm")`.
+
+    translate({"model": ..., "speculative_model": ...}, facts_of("0.32")) -> VllmCommand
+
+`translate` is a pure function: what a user typed, and what a version of vLLM takes, become one command line. The
+facts of an installed vLLM come from `probe.ask`; `serve.py` starts, watches and stops it, `proxy.py` stands in front.
+See docs/vllm-runtime.md.
+"""
+
+from paceline.runtimes.vllm.command import Launcher, VllmCommand
+from paceline.runtimes.vllm.facts import DEFAULT_VERSION, VllmFacts, facts_of
+from paceline.runtimes.vllm.translate import translate
+
+__all__ = ["DEFAULT_VERSION", "Launcher", "VllmCommand", "VllmFacts", "facts_of", "translate"]

@@ -1,0 +1,55 @@
+"""VllmCommand: a command line of vLLM as a value, to run, to print, or to put into a manifest."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Option = tuple[str, tuple[str, ...]]  # name without dashes; its values, none for an option that is on or off
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """How vLLM is started: a command that takes the model first, or a module that takes it as --model."""
+
+    words: tuple[str, ...] = ("vllm", "serve")
+    positional: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmCommand:
+    """`vllm serve MODEL` with `options`, for one version. `environment` holds what it needs beside the inherited."""
+
+    model: str
+    options: tuple[Option, ...]
+    version: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # for the user: what was left out, renamed or is different there
+
+    def arguments(self) -> tuple[str, ...]:
+        """What follows `vllm serve MODEL`, unquoted, an option and its value each a word."""
+        return tuple(word for option in self.options for word in _words(option))
+
+    def argv(self, launcher: Launcher | None = None) -> tuple[str, ...]:
+        launcher = launcher or Launcher()
+        model = (self.model,) if launcher.positional else ("--model", self.model)
+        return (*launcher.words, *model, *self.arguments())
+
+    def value(self, name: str) -> str | None:
+        """The value of an option, None where it is absent (or takes none)."""
+        values = dict(self.options).get(name)
+        return values[0] if values else None
+
+    def shell(self, launcher: Launcher | None = None) -> str:
+        """The command as a POSIX shell takes it, an option a line."""
+        launcher = launcher or Launcher()
+        head = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
+        head += [shlex.quote(word) for word in launcher.words]
+        head += [shlex.quote(self.model)] if launcher.positional else ["--model", shlex.quote(self.model)]
+        return " \\\n  ".join([" ".join(head), *(shlex.join(_words(option)) for option in self.options)])
+
+
+def _words(option: Option) -> tuple[str, ...]:
+    name, values = option
+    return (f"--{name}", *values)

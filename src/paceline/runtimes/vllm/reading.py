@@ -1,0 +1,49 @@
+"""The arguments that Paceline and vLLM share, read with their types; where vLLM takes more values, all of vLLM's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from paceline.arguments.fields import EngineArguments
+
+# vLLM knows more dtypes, quantisations and devices than Paceline's engine: it judges the values itself.
+_WIDER: dict[str, Any] = dict.fromkeys(("dtype", "quantization", "kv_cache_dtype", "load_format", "device"), str)
+
+
+def read_known(given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Values of the wrong type are problems and are left out."""
+    types = get_type_hints(EngineArguments) | _WIDER
+    known: dict[str, Any] = {}
+    for name, value in given.items():
+        plain = _plain(value)
+        if name == "speculative_config" and isinstance(plain, str):
+            plain = _parsed(plain, problems)
+            if plain is None:
+                continue
+        try:
+            known[name] = msgspec.convert(plain, type=types[name])
+        except msgspec.ValidationError as error:
+            problems.append(f"{name}={value!r} cannot be used: {str(error)[:1].lower()}{str(error)[1:]}.")
+    return known
+
+
+def _plain(value: Any) -> Any:
+    """Paths and torch dtypes as the strings that name them."""
+    if isinstance(value, Path):
+        return str(value)
+    if type(value).__module__ == "torch":
+        return str(value).removeprefix("torch.")
+    return value
+
+
+def _parsed(text: str, problems: list[str]) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        problems.append(f"speculative_config is not valid JSON: {error}.")
+        return None

@@ -1,0 +1,182 @@
+"""translate: Paceline's arguments as a command of one version of vLLM. Pure: nothing is read, fetched or started.
+
+Contract
+- Every argument is honoured, left out with a note, or a problem; all problems come in one ConfigurationError.
+- Only what the user gave is passed on: for the rest vLLM's own defaults hold, which fit its engine.
+- An option that the version does not have is never passed. What Paceline has no name for goes through under vLLM's
+  own, checked for its existence alone: `pipeline_parallel_size=2` in Python, `--vllm-args` on a command line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paceline.arguments.fields import EngineArguments
+from paceline.errors import ConfigurationError, did_you_mean
+from paceline.runtimes.vllm import tables
+from paceline.runtimes.vllm.command import Option, VllmCommand
+from paceline.runtimes.vllm.facts import VllmFacts, known_since
+from paceline.runtimes.vllm.gone import GONE
+from paceline.runtimes.vllm.raw import read_raw
+from paceline.runtimes.vllm.reading import read_known
+from paceline.runtimes.vllm.speculation import FLAT, is_flat, speculative_config
+
+Locate = Callable[[str], str]
+
+# Paceline's arguments that are options of vLLM under the same name, in the order in which they are written.
+SAME = (
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "load_format",
+    "max_model_len",
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
+    "kv_cache_memory_bytes",
+    "num_gpu_blocks_override",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "enable_prefix_caching",
+    "enforce_eager",
+    "max_logprobs",
+    "seed",
+    "skip_tokenizer_init",
+    "tokenizer",
+)
+# Those that are written differently, or say something to Paceline alone.
+OTHERWISE = ("model", "device", "quantize_lm_head", "speculative_config")
+# Paceline decides these: a second value in --vllm-args would contradict it.
+_OURS = frozenset({"model", "host", "port", "uds", "served-model-name", "api-key", "speculative-config"}) | {
+    name.replace("_", "-") for name in SAME
+}
+
+
+def translate(
+    arguments: Mapping[str, Any],
+    facts: VllmFacts,
+    *,
+    served_model_names: Sequence[str] = (),
+    host: str | None = None,
+    port: int | None = None,
+    vllm_args: str | Sequence[str] = (),
+    locate: Locate = str,
+) -> VllmCommand:
+    """`arguments` as `LLM` and `paceline serve` take them; `locate` says where a model's name leads.
+
+    `host`, `port` None: vLLM's own (all addresses, 8000). Raises ConfigurationError with every problem found.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    own = set(EngineArguments.__dataclass_fields__)
+    given = {name: value for name, value in arguments.items() if value is not None}
+    known = read_known({name: value for name, value in given.items() if name in own}, problems)
+    options: list[Option] = []
+    model = _model(known, problems)
+    _check_machine(known, facts, problems, notes)
+    for name in SAME:
+        if name in known:
+            options += _option(name, known[name])
+    speculative = speculative_config(
+        {**{name: value for name, value in given.items() if is_flat(name)}, **_nested(known)},
+        known.get("tensor_parallel_size", 1),
+        facts,
+        problems,
+        notes,
+    )
+    if speculative is not None:
+        options += _option("speculative_config", _located(speculative, locate))
+        notes.append("With speculation, vLLM refuses requests with min_p or logit_bias (400).")
+    others = {name: value for name, value in given.items() if name not in own and not is_flat(name)}
+    options += _foreign(others, facts, problems, notes)
+    options += read_raw(vllm_args, _OURS, facts, problems)
+    options += _address(served_model_names, host, port)
+    problems += [_no_option(name, facts) for name in SAME if name in known and not facts.has_flag(_flag(name))]
+    _raise(problems)
+    return VllmCommand(model=locate(model), options=tuple(options), version=facts.version, notes=tuple(notes))
+
+
+def _model(known: Mapping[str, Any], problems: list[str]) -> str:
+    if not known.get("model"):
+        problems.append('Which model? Give model="<name, directory or repo id>".')
+    return str(known.get("model", ""))
+
+
+def _nested(known: Mapping[str, Any]) -> dict[str, Any]:
+    return {"speculative_config": known["speculative_config"]} if "speculative_config" in known else {}
+
+
+def _check_machine(known: Mapping[str, Any], facts: VllmFacts, problems: list[str], notes: list[str]) -> None:
+    """vLLM is built for one kind of device; there is nothing to pass."""
+    wanted = known.get("device", "auto")
+    if facts.device is not None and wanted not in ("auto", facts.device):
+        problems.append(
+            f"device={wanted!r}: this vLLM ({facts.distribution} {facts.version}) runs on {facts.device!r}. Leave "
+            "device out, or give the Python of another vLLM with --vllm-python."
+        )
+    if known.get("quantize_lm_head"):
+        problems.append(
+            "quantize_lm_head is not possible with runtime vllm: vLLM keeps the head in the checkpoint's precision."
+        )
+
+
+def _option(name: str, value: Any) -> list[Option]:
+    """One option, in the spelling of vLLM's parser: --x, --no-x, --x VALUE, --x JSON."""
+    flag = _flag(name)
+    if isinstance(value, bool):
+        return [(flag if value else f"no-{flag}", ())]
+    if isinstance(value, Mapping | list | tuple):
+        return [(flag, (json.dumps(value, separators=(",", ":")),))]
+    return [(flag, (str(value),))]
+
+
+def _no_option(name: str, facts: VllmFacts) -> str:
+    return f"{name}: vLLM {facts.version} has no such argument. Leave it out."
+
+
+def _flag(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _located(speculative: dict[str, Any], locate: Locate) -> dict[str, Any]:
+    return speculative | ({"model": locate(speculative["model"])} if "model" in speculative else {})
+
+
+def _foreign(others: Mapping[str, Any], facts: VllmFacts, problems: list[str], notes: list[str]) -> list[Option]:
+    """Arguments that Paceline has no name for: vLLM's own, those that it no longer has, and mistakes."""
+    options: list[Option] = []
+    for name, value in others.items():
+        flag = _flag(name)
+        if facts.has_flag(flag) and flag not in _OURS:
+            options += _option(name, value)
+        elif name in GONE:
+            instead, harmless = GONE[name]
+            (notes if value in harmless else problems).append(f"{name}={value!r}: vLLM no longer has it; {instead}.")
+        else:
+            since = known_since(tables.FLAGS, flag)
+            guess = "" if since else did_you_mean(name, _names(facts))
+            problems.append(f"{name}: vLLM {facts.version} has no such argument{since}.{guess}")
+    return options
+
+
+def _names(facts: VllmFacts) -> list[str]:
+    return [*EngineArguments.__dataclass_fields__, *FLAT, *(flag.replace("-", "_") for flag in facts.flags)]
+
+
+def _address(names: Sequence[str], host: str | None, port: int | None) -> list[Option]:
+    options: list[Option] = [("served-model-name", tuple(names))] if names else []
+    if host is not None:
+        options.append(("host", (host,)))
+    if port is not None:
+        options.append(("port", (str(port),)))
+    return options
+
+
+def _raise(problems: list[str]) -> None:
+    if len(problems) == 1:
+        raise ConfigurationError(problems[0])
+    if problems:
+        lines = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(problems, 1))
+        raise ConfigurationError(f"{len(problems)} problems with these arguments:{lines}")
