@@ -112,6 +112,7 @@ class SequenceDelta(msgspec.Struct, kw_only=True):
     refusal: Refusal | None = None  # the error is the request's own
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    queue_seconds: float | None = None  # with the first tokens: from the request's arrival to its first step
     speculation: SpeculationCounts | None = None  # with the finish_reason
 
 
@@ -140,6 +141,8 @@ class Sequence:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_preemptions: int = 0
+    queued_at: float = 0.0  # the engine's clock
+    queue_seconds: float = 0.0  # until its first row
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of prompt tokens 1, 2, ... as far as scored
     draft_failed: bool = False  # the draft's KV of this sequence went bad: it goes on without drafts
     text: TextStream | None = None  # None: no detokenizer

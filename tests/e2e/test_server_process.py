@@ -26,18 +26,20 @@ import pytest
 
 FAKES = Path(__file__).resolve().parents[1] / "unit"
 SCRIPT = """
+import socket
 import sys
 from server_fakes import FakeTokenizer, fake_config
 from paceline.arguments import Resolved
-from paceline.server import serve as module
+from paceline.server.options import ServerOptions
 from paceline.server.serve import open_port, serve
 class Tokenizer(FakeTokenizer):
     def token_table(self):
         return {"longest": 0}
-module.GRACE_SECONDS = int(sys.argv[2])
 resolved = Resolved(fake_config(sys.argv[1]), Tokenizer())
+options = ServerOptions(shutdown_grace_seconds=float(sys.argv[2]), stall_seconds=2.0)
 announce = lambda table, url: print(url, flush=True)
-sys.exit(serve(resolved, open_port("127.0.0.1", 0), announce, factory="server_fakes:make_fake"))
+listener = socket.socket(fileno=int(sys.argv[3])) if sys.argv[3:] else open_port("127.0.0.1", 0)
+sys.exit(serve(resolved, listener, announce, options, factory="server_fakes:make_fake"))
 """
 
 
@@ -66,13 +68,16 @@ class RunningServer:
 
 
 @contextmanager
-def start(name: str = "fake", grace: int = 10, log: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+def start(
+    name: str = "fake", grace: int = 10, log: Path | None = None, listener: socket.socket | None = None
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, name, str(grace)],
+        [sys.executable, "-c", SCRIPT, name, str(grace), *([str(listener.fileno())] if listener else [])],
+        pass_fds=[listener.fileno()] if listener else [],
         stdout=subprocess.PIPE,
         stderr=log.open("w") if log else None,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(FAKES)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")])},
     )
     try:
         yield process
@@ -169,6 +174,41 @@ def test_p42_kill_9_on_the_engine(server: RunningServer) -> None:
         chat(server)
     assert late.value.code == "engine_dead"
     server.ended(status=1, within=20)
+
+
+def test_p42_an_engine_that_is_stopped_turns_health_503_and_back(server: RunningServer) -> None:
+    """SIGSTOP: the process lives and does nothing. Stated time: --stall-after, 2 s in these tests, here 2 s more."""
+    paths = [f"{server.url}{path}" for path in ("/health", "/health/live", "/health/ready")]
+    assert [httpx.get(path).status_code for path in paths] == [200] * 3
+    began = time.monotonic()
+    server.engines[0].suspend()
+    try:
+        while httpx.get(paths[0]).status_code == 200:
+            assert time.monotonic() - began < 4
+            time.sleep(0.05)
+        assert time.monotonic() - began > 1
+        assert [httpx.get(path).json()["error"]["code"] for path in paths] == ["engine_dead"] * 3
+        metrics = httpx.get(f"{server.url}/metrics", timeout=10)  # the counters of the last heartbeat
+        assert 'paceline:engine_up{model_name="fake"} 0.0' in metrics.text
+    finally:
+        server.engines[0].resume()
+    while httpx.get(paths[0]).status_code != 200:
+        assert time.monotonic() - began < 15
+        time.sleep(0.05)
+    assert chat(server, max_tokens=2).choices[0].message.content == " w2 w3"
+
+
+def test_probes_are_answered_while_the_model_loads(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, start("slow", listener=listener) as process:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        early = {path: httpx.get(url + path) for path in ("/health/live", "/health/ready", "/health", "/v1/models")}
+        assert [response.status_code for response in early.values()] == [200, 503, 503, 503]
+        assert early["/health/live"].json() == {"status": "loading"}
+        assert early["/v1/models"].json()["error"]["code"] == "model_loading"
+        assert early["/v1/models"].headers["retry-after"] == "5"
+        server = RunningServer(process)
+        assert httpx.get(f"{url}/health/ready").status_code == 200
+        assert chat(server, model="slow", max_tokens=2).choices[0].message.content == " w2 w3"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

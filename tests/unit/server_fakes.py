@@ -103,7 +103,10 @@ class FakeEngine:
             num_accepted=len(ids) - 1,
             num_prompt_tokens=len(request.prompt_token_ids),
             num_cached_tokens=1,
+            queue_seconds=0.25 if done == 0 else None,
         )
+        if ids:
+            self.counts.count_pass(len(ids) - 1)
         if params.logprobs is not None:
             delta.logprobs = [
                 TokenLogprobs(-0.5, 1, [i, 3][: params.logprobs], [-0.5, -1.5][: params.logprobs]) for i in ids
@@ -149,6 +152,8 @@ def make_fake(config: EngineConfig) -> FakeEngine:
             raise ZeroDivisionError("oops")
         case "loading":
             time.sleep(60)
+        case "slow":
+            time.sleep(1.5)
         case "stuck":
             return FakeEngine(config, step_seconds=60)
     return FakeEngine(config, step_seconds=0.01)

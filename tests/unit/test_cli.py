@@ -16,6 +16,7 @@ from paceline.cli.generate import split_words, statistics
 from paceline.cli.options import model_or_default_pair
 from paceline.errors import InvalidRequestError
 from paceline.sequence import SpeculationCounts
+from paceline.server.options import ServerOptions
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -31,8 +32,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
-    def run_server(model: str | None, engine: dict[str, Any], host: str, port: int, names: list[str]) -> int:
-        seen.update(model=model, engine=engine, host=host, port=port, names=names)
+    def run_server(model: str | None, engine: dict[str, Any], host: str, port: int, options: ServerOptions) -> int:
+        seen.update(model=model, engine=engine, host=host, port=port, options=options)
         return 7
 
     monkeypatch.setattr("paceline.cli.serve.run_server", run_server)
@@ -41,7 +42,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_serve_passes_only_what_was_written(monkeypatch: pytest.MonkeyPatch, served: dict[str, Any]) -> None:
     assert run(monkeypatch, "serve") == 7
-    assert served == {"model": None, "engine": {}, "host": "127.0.0.1", "port": 8000, "names": []}
+    assert served == {"model": None, "engine": {}, "host": "127.0.0.1", "port": 8000, "options": ServerOptions()}
 
 
 def test_serve_options(monkeypatch: pytest.MonkeyPatch, served: dict[str, Any]) -> None:
@@ -49,9 +50,13 @@ def test_serve_options(monkeypatch: pytest.MonkeyPatch, served: dict[str, Any]) 
         monkeypatch, "serve", "big", "--speculative-model", "small", "--num-speculative-tokens", "3", "--port", "9000",
         "--no-enable-prefix-caching", "--enforce-eager", "--dtype", "float32", "--max-model-len", "512",
         "--served-model-name", "a", "--served-model-name", "b", "--gpu-memory-utilization", "0.9",
+        "--shutdown-grace", "25", "--stall-after", "90",
     )  # fmt: skip
     assert served["model"] == "big"
-    assert (served["port"], served["names"]) == (9000, ["a", "b"])
+    assert served["port"] == 9000
+    assert served["options"] == ServerOptions(
+        served_model_names=("a", "b"), shutdown_grace_seconds=25, stall_seconds=90
+    )
     assert served["engine"] == {
         "speculative_model": "small", "num_speculative_tokens": 3, "enable_prefix_caching": False, "dtype": "float32",
         "enforce_eager": True, "max_model_len": 512, "gpu_memory_utilization": 0.9,

@@ -556,9 +556,11 @@ def test_p42_a_dead_engine_is_503(server: Server, stream: bool) -> None:
     server.engine.dies_after = 0
     assert refused(server.chat(stream=stream), 503)["code"] == "engine_dead"
     assert refused(server.complete(prompt=["a", "b"], stream=stream), 503)["code"] == "engine_dead"
-    refused(server.get("/metrics"), 503)
     server.engine.is_healthy = False
-    refused(server.get("/health"), 503)
+    for path in ("/health", "/health/ready", "/health/live"):
+        assert refused(server.get(path), 503)["code"] == "engine_dead"
+    assert 'paceline:engine_up{model_name="fake"} 0.0' in server.get("/metrics").text
+    assert ok(server.get("/v1/paceline/status"))["state"] == "unhealthy"
 
 
 def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(server: Server) -> None:
@@ -572,7 +574,8 @@ def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(server: Ser
 
 
 def test_health_models_version(server: Server) -> None:
-    assert ok(server.get("/health")) == {"status": "ok"}
+    for path in ("/health", "/health/ready", "/health/live"):
+        assert ok(server.get(path)) == {"status": "ok"}
     models = ok(server.get("/v1/models"))
     assert [model["id"] for model in models["data"]] == ["fake", "org/alias"]
     assert ok(server.get("/v1/models/org/alias"))["object"] == "model"

@@ -26,7 +26,7 @@ FACTORY = "server_fakes:make_fake"
 
 @pytest.fixture(autouse=True)
 def _child_finds_the_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
 
 
 def ask(request_id: str = "a", prompt: list[int] | None = None, **sampling: object) -> EngineRequest:

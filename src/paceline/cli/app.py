@@ -70,6 +70,17 @@ def serve(
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="Name in the API, instead of MODEL. May be repeated.", show_default=False)
     ] = None,
+    shutdown_grace: Annotated[
+        float, typer.Option(help="Seconds that running requests may take after SIGTERM.", min=0, rich_help_panel=_RUN)
+    ] = 10.0,
+    stall_after: Annotated[
+        float,
+        typer.Option(
+            help="Seconds without progress of the engine until /health says 503; longer than any step takes.",
+            min=1,
+            rich_help_panel=_RUN,
+        ),
+    ] = 60.0,
 ) -> None:
     """Serve a model over an OpenAI-compatible API.
 
@@ -82,8 +93,14 @@ def serve(
       paceline serve ./my-llama --speculative-config '{"method": "ngram", "num_speculative_tokens": 4}' --port 9000
     """
     from paceline.cli.serve import run_server
+    from paceline.server.options import ServerOptions
 
-    raise typer.Exit(run_server(model, engine, host, port, served_model_name or []))
+    options = ServerOptions(
+        served_model_names=tuple(served_model_name or ()),
+        shutdown_grace_seconds=shutdown_grace,
+        stall_seconds=stall_after,
+    )
+    raise typer.Exit(run_server(model, engine, host, port, options))
 
 
 @app.command()

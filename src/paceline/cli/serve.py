@@ -9,17 +9,18 @@ from typing import Any
 from paceline.arguments import resolve_arguments
 from paceline.cli.console import console, say, show_configuration, show_notes
 from paceline.cli.options import model_or_default_pair
+from paceline.server.options import ServerOptions
 from paceline.server.serve import open_port, serve
 
 
-def run_server(model: str | None, engine: dict[str, Any], host: str, port: int, names: Sequence[str]) -> int:
+def run_server(model: str | None, engine: dict[str, Any], host: str, port: int, options: ServerOptions) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with open_port(host, port) as listener:
         resolved = resolve_arguments(model_or_default_pair(model, engine), progress=say)
         show_notes(resolved.notes)
         say(f"Loading {resolved.config.model.name} …")
-        served = list(names) or [resolved.config.model.name]
-        return serve(resolved, listener, lambda table, url: _announce(table, url, served), served_model_names=served)
+        served = options.served_model_names or (resolved.config.model.name,)
+        return serve(resolved, listener, lambda table, url: _announce(table, url, served), options)
 
 
 def _announce(description: dict[str, str], url: str, names: Sequence[str]) -> None:

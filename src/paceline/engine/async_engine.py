@@ -5,7 +5,8 @@ Contract
 - `generate` yields a request's deltas until every one of its sequences has finished. It raises
   InvalidRequestError if the engine refuses the request, EngineDeadError as soon as the engine is gone.
 - Leaving a `generate` early (aclose, cancellation, an error in its body) aborts the request in the engine.
-- Nothing waits for an engine that is dead. `is_healthy` turns false when it died or stopped reporting.
+- Nothing waits for an engine that is dead. `is_healthy` turns false when it died, or made no progress for
+  `stall_seconds` (p42): no report at all, or reports of work at hand without a step or a delta.
 - `shutdown` leaves no process and no file.
 
 The endpoints lie in a fresh private directory, so that any number of servers share a host. It is removed as
@@ -54,7 +55,7 @@ class AsyncEngine:
         self._questions: list[asyncio.Future[EngineStats]] = []
         self._ready: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._stats = EngineStats()
-        self._last_report = time.monotonic()
+        self._last_progress = time.monotonic()
         self._error: PacelineError | None = None
         self._died = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -126,7 +127,7 @@ class AsyncEngine:
 
     @property
     def is_healthy(self) -> bool:
-        return self._error is None and time.monotonic() - self._last_report < self._stall_seconds
+        return self._error is None and time.monotonic() - self._last_progress < self._stall_seconds
 
     @property
     def pid(self) -> int:
@@ -174,10 +175,19 @@ class AsyncEngine:
         try:
             while True:
                 message = await self._reports.recv()
-                self._last_report = time.monotonic()
-                self._take(wire.decode_report(message))
+                report = wire.decode_report(message)
+                if self._is_progress(report):
+                    self._last_progress = time.monotonic()
+                self._take(report)
         except msgspec.MsgspecError as error:
             self._fail(EngineDeadError(f"The engine process sent what nobody understands: {error}"))
+
+    def _is_progress(self, report: wire.Report) -> bool:
+        """A heartbeat shows life; with work at hand it takes a step as well."""
+        if not isinstance(report, wire.Status):
+            return True
+        now = report.stats
+        return now.num_steps != self._stats.num_steps or now.num_running + now.num_waiting == 0
 
     def _take(self, report: wire.Report) -> None:
         match report:

@@ -56,8 +56,10 @@ class Engine:
         self._scheduler = make_scheduler(config, executor, self._watch)
         self._grammars = GrammarQueue(grammars)
         self._siblings: dict[str, list[Sequence]] = {}  # held until the first answer's prompt is computed
+        self._queued: dict[int, Sequence] = {}  # by seq_id: those that no step has had a row of yet
         self._unreported: list[SequenceDelta] = []
         self._next_seq_id = 0
+        self._last_step_end: float | None = None  # None: there was nothing to do since
         self._stats = EngineStats()
         self._stats.speculation.synthetic = config.speculative is not None and not config.speculative.is_lossless
 
@@ -81,8 +83,10 @@ class Engine:
         bad_words = self._bad_words(params)
         seed = params.seed if params.seed is not None else self._random.getrandbits(64)
         sequences = [self._sequence(request, index, seed, max_tokens, bad_words) for index in range(params.n)]
+        now = self._clock()
         for sequence in sequences:
-            sequence.grammar = grammar
+            sequence.grammar, sequence.queued_at = grammar, now
+            self._queued[sequence.seq_id] = sequence
         self._scheduler.add(sequences[0])
         if params.n > 1:
             self._siblings[request.request_id] = sequences[1:]
@@ -99,6 +103,8 @@ class Engine:
         for sequence in self._scheduler.abort(request_id) + held:
             self._count_end(sequence)
             self._unreported.append(self._final_delta(sequence, []))
+        if not self._scheduler.has_unfinished():
+            self._last_step_end = None
 
     def has_unfinished(self) -> bool:
         return self._scheduler.has_unfinished() or bool(self._unreported) or len(self._grammars) > 0
@@ -131,18 +137,28 @@ class Engine:
                 self._unreported += _early_ends(ready.request, FinishReason.ERROR, ready.refusal)
 
     def _submit(self, plan: StepPlan | None) -> None:
-        if plan is not None:
-            self._executor.submit(plan)
+        if plan is None:
+            return
+        if self._queued:
+            self._leave_queue(plan)
+        self._executor.submit(plan)
+
+    def _leave_queue(self, plan: StepPlan) -> None:
+        now = self._clock()
+        for row in plan.rows:
+            if (sequence := self._queued.pop(row.seq_id, None)) is not None:
+                sequence.queue_seconds = now - sequence.queued_at
 
     def _collect_and_commit(self, started: float) -> list[SequenceDelta]:
         planned = self._clock()
         result = self._executor.collect()
         executed = self._clock()
         updates = self._scheduler.commit(result)
+        self._count_passes(updates)
         deltas = [self._delta(update) for update in updates if update.token_ids or update.sequence.finish_reason]
         for update in updates:
             self._release_siblings(update.sequence)
-        self._count_step(result, self._clock() - started, executed - planned)
+        self._count_step(result, started, self._clock(), executed - planned)
         return deltas
 
     # -- what users see --------------------------------------------------------------------------------
@@ -153,6 +169,7 @@ class Engine:
         self._stats.num_running = len(scheduler.running)
         self._stats.num_waiting = len(scheduler.waiting) + sum(map(len, self._siblings.values())) + len(self._grammars)
         self._stats.kv_cache_usage = blocks.usage
+        self._stats.num_kv_blocks = blocks.num_blocks - 1
         self._stats.prefix_cache_queries = blocks.num_prefix_queries
         self._stats.prefix_cache_hits = blocks.num_prefix_hits
         self._stats.num_preemptions = scheduler.num_preemptions
@@ -300,6 +317,7 @@ class Engine:
             )
         if update.token_ids and sequence.num_output_tokens == len(update.token_ids):
             delta.prompt_logprobs = sequence.prompt_logprobs or None
+            delta.queue_seconds = sequence.queue_seconds
         delta.num_accepted = update.num_accepted
         delta.logprobs = update.logprobs
         delta.error = update.error
@@ -323,12 +341,21 @@ class Engine:
 
     def _count_end(self, sequence: Sequence) -> None:
         assert sequence.finish_reason is not None
+        self._queued.pop(sequence.seq_id, None)
         name = f"finished_{sequence.finish_reason.value}"
         setattr(self._stats, name, getattr(self._stats, name) + 1)
         self._stats.draft_failures += sequence.draft_failed
 
-    def _count_step(self, result: StepResult, step_seconds: float, execute_seconds: float) -> None:
+    def _count_passes(self, updates: list[Update]) -> None:
+        drafted = [update.num_drafted for update in updates if update.token_ids]
+        for count in drafted:
+            self._stats.count_pass(count)
+        if drafted:
+            self._stats.num_speculative_tokens = max(drafted)
+
+    def _count_step(self, result: StepResult, started: float, ended: float, execute_seconds: float) -> None:
         stats, timings = self._stats, result.timings
+        step_seconds, model_seconds = ended - started, timings.draft + timings.verify + timings.accept
         stats.num_steps += 1
         stats.num_decode_steps += result.decoding
         stats.num_captured_steps += result.captured
@@ -337,6 +364,9 @@ class Engine:
         stats.draft_seconds += timings.draft
         stats.verify_seconds += timings.verify
         stats.accept_seconds += timings.accept
+        since = started if self._last_step_end is None else self._last_step_end
+        stats.gap_seconds += max(0.0, ended - since - model_seconds)
+        self._last_step_end = ended if self._scheduler.has_unfinished() else None
 
 
 def make_scheduler(config: EngineConfig, executor: Executor, watch: DraftWatch | None = None) -> Scheduler:

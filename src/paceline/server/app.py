@@ -6,18 +6,23 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, FastAPI, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.types import ASGIApp
 
 from paceline import __version__
 from paceline.config import EngineConfig
-from paceline.errors import EngineDeadError
 from paceline.server.chat import chat_router
 from paceline.server.completions import completions_router
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import add_error_handlers, json_response
-from paceline.server.metrics import render_metrics
+from paceline.server.health import health_router
+from paceline.server.metrics import Snapshot, render_metrics
 from paceline.server.requests import Requests, RequestsMiddleware
 from paceline.server.responses import Json
 from paceline.server.service import ServerState
+from paceline.server.telemetry.client import ObservedClient
+from paceline.server.telemetry.live import LiveStatus
+from paceline.server.telemetry.middleware import TelemetryMiddleware
+from paceline.server.telemetry.telemetry import Telemetry
 from paceline.server.tokenize import tokenize_router
 from paceline.tokenizer import Tokenizer
 
@@ -28,19 +33,33 @@ def create_app(
     tokenizer: Tokenizer,
     config: EngineConfig,
     requests: Requests | None = None,
+    telemetry: Telemetry | None = None,
 ) -> FastAPI:
     """The first of `served_model_names` labels the metrics; requests may use any of them."""
-    requests = requests or Requests()
-    state = ServerState(engine_client, served_model_names, tokenizer, config, requests)
-    app = FastAPI(
+    requests, telemetry = requests or Requests(), telemetry or Telemetry()
+    engine = ObservedClient(engine_client, telemetry)
+    state = ServerState(engine, served_model_names, tokenizer, config, requests)
+    live = LiveStatus(engine, config, served_model_names, telemetry)
+    app = _App(
         title="Paceline", version=__version__, description="OpenAI-compatible API.", docs_url=None, redoc_url=None
     )
+    app.telemetry, app.state.live = telemetry, live
     add_error_handlers(app)
     app.add_middleware(RequestsMiddleware, requests=requests, headers=_headers(config))
-    routers = (chat_router, completions_router, tokenize_router, _models_router, _status_router)
-    for router in routers:
+    for router in (chat_router, completions_router, tokenize_router, _models_router):
         app.include_router(router(state))
+    app.include_router(health_router(live))
+    app.include_router(_status_router(state, live))
     return app
+
+
+class _App(FastAPI):
+    """FastAPI with the telemetry around everything, answers to unforeseen errors included."""
+
+    telemetry: Telemetry
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return TelemetryMiddleware(super().build_middleware_stack(), self.telemetry)
 
 
 def _headers(config: EngineConfig) -> dict[str, str]:
@@ -74,20 +93,20 @@ def _models_router(state: ServerState) -> APIRouter:
     return router
 
 
-def _status_router(state: ServerState) -> APIRouter:
+def _status_router(state: ServerState, live: LiveStatus) -> APIRouter:
     router = APIRouter()
-
-    @router.get("/health")
-    async def health() -> Response:
-        """200 while the engine lives and makes progress, else 503."""
-        if not state.engine.is_healthy:
-            raise EngineDeadError("it ended, or it makes no progress.")
-        return json_response({"status": "ok"})
 
     @router.get("/metrics")
     async def metrics() -> Response:
-        stats = await state.engine.stats()
-        return Response(render_metrics(stats, state.names[0]), media_type=CONTENT_TYPE_LATEST)
+        """Prometheus' text format; docs/operations.md says what each metric means."""
+        stats = await live.stats()
+        snapshot = Snapshot(stats, live.telemetry, state.config, state.names[0], state.engine.is_healthy)
+        return Response(render_metrics(snapshot), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/v1/paceline/status")
+    async def status() -> Response:
+        """What the server does just now: rates over the last seconds, acceptance by position, K, queue, KV use."""
+        return json_response(await live.document())
 
     @router.get("/version")
     async def version() -> Response:

@@ -1,7 +1,7 @@
 """Every error as OpenAI's body with the right status: {"error": {"message", "type", "param", "code"}}.
 
 400 the request is wrong · 404 no such model or path · 405 no such method here · 413 too large a body
-500 a fault of ours, or of this request inside the engine · 503 the engine is gone, or the server stops
+500 a fault of ours, or of this request inside the engine · 503 no engine: gone, still loading, or stopping
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ class ShuttingDownError(PacelineError):
     """503: the server was asked to stop before this answer was finished."""
 
 
+class NotReadyError(PacelineError):
+    """503: the model is still being loaded."""
+
+
 class RequestFailedError(RuntimeError):
     """The engine accepted the request and could not finish it."""
 
@@ -59,6 +63,9 @@ def error_body(error: BaseException) -> tuple[int, dict[str, Any]]:
         case ShuttingDownError():
             message = "The server is shutting down; it could not finish this request."
             return 503, _body(message, "service_unavailable", None, "shutting_down")
+        case NotReadyError():
+            message = "The model is still being loaded; ask again soon. /health/ready says when it is there."
+            return 503, _body(message, "service_unavailable", None, "model_loading")
         case RequestFailedError():
             return 500, _body(str(error), "internal_error", None, "generation_failed")
         case _:

@@ -1,8 +1,8 @@
 """Run the API and its engine process until a signal or the engine's death.
 
 Contract
-- The port is taken before a model is loaded: a port in use is known at once.
-- SIGTERM or SIGINT: stop accepting, let running requests finish, leave no process, status 0. After GRACE_SECONDS
+- The port is taken before a model is loaded: a port in use is known at once. While it loads, probes are answered.
+- SIGTERM or SIGINT: stop accepting, let running requests finish, leave no process, status 0. After the grace
   those that still run are ended with an error of their own. A second signal does not wait.
 - The engine dies: requests fail and /health turns 503 at once; after DEAD_SECONDS the server ends with status 1,
   whatever connections are open.
@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import uvicorn
@@ -26,12 +27,13 @@ from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.core_process import DEFAULT_FACTORY
 from paceline.errors import ConfigurationError, EngineDeadError
 from paceline.server.app import create_app
+from paceline.server.health import Gate
+from paceline.server.options import ServerOptions
 from paceline.server.requests import Requests
 from paceline.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-GRACE_SECONDS = 10
 DEAD_SECONDS = 5.0
 _LAST_WORDS_SECONDS = 1.0  # of the grace: for the errors of the requests that did not finish
 _NEVER_SECONDS = 5  # past the grace: uvicorn's own timeout, which cancels tasks with tracebacks
@@ -57,62 +59,100 @@ def serve(
     resolved: Resolved,
     listener: socket.socket,
     announce: Announce,
+    options: ServerOptions | None = None,
     *,
-    served_model_names: Sequence[str] = (),
     factory: str = DEFAULT_FACTORY,
 ) -> int:
     """Block until the end; the exit status."""
     if resolved.tokenizer is None:
         raise ConfigurationError("A server needs the model's tokenizer; leave skip_tokenizer_init out.")
-    names = served_model_names or (resolved.config.model.name,)
-    return asyncio.run(_serve(resolved, resolved.tokenizer, listener, announce, names, factory))
+    serving = _Serving(resolved, resolved.tokenizer, listener, announce, options or ServerOptions(), factory)
+    return asyncio.run(serving.run())
 
 
-async def _serve(
-    resolved: Resolved,
-    tokenizer: Tokenizer,
-    listener: socket.socket,
-    announce: Announce,
-    names: Sequence[str],
-    factory: str,
-) -> int:
-    logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)  # lengths are checked here
-    stop = _Stop()
-    engine = await stop.unless_requested(AsyncEngine.start(resolved.config, factory=factory))
-    if engine is None:
-        return 0
-    try:
-        announce(await engine.describe(), _url(listener))
-        requests = Requests()
-        app = create_app(engine, names, tokenizer, resolved.config, requests)
-        options = uvicorn.Config(
-            app,
+class _Serving:
+    """One run: the web server from the first moment, the engine, and the application once it is loaded."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        tokenizer: Tokenizer,
+        listener: socket.socket,
+        announce: Announce,
+        options: ServerOptions,
+        factory: str,
+    ) -> None:
+        self._config = resolved.config
+        self._tokenizer = tokenizer
+        self._listener = listener
+        self._announce = announce
+        self._options = options
+        self._factory = factory
+        self._gate = Gate()
+        self._requests = Requests()
+        self._hurry = asyncio.Event()  # end without waiting for anybody
+        config = uvicorn.Config(
+            self._gate,
             log_config=None,
             access_log=False,
             lifespan="off",
-            timeout_graceful_shutdown=GRACE_SECONDS + _NEVER_SECONDS,
+            timeout_graceful_shutdown=math.ceil(options.shutdown_grace_seconds) + _NEVER_SECONDS,
         )
-        return await _run(_Server(options), listener, engine, stop, requests)
-    finally:
-        await engine.shutdown()
+        self._server = _Server(config)
 
+    async def run(self) -> int:
+        """The exit status."""
+        logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)  # lengths are checked here
+        stop = _Stop()
+        web = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        try:
+            start = AsyncEngine.start(self._config, factory=self._factory, stall_seconds=self._options.stall_seconds)
+            engine = await stop.unless_requested(start)
+            if engine is None:
+                return 0
+            try:
+                return await self._serve(engine, stop, web)
+            finally:
+                await engine.shutdown()
+        finally:
+            self._hurry.set()
+            await self._end_web(web)
 
-async def _run(server: _Server, listener: socket.socket, engine: AsyncEngine, stop: _Stop, requests: Requests) -> int:
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    hurry = asyncio.Event()
-    stop.on_second_request(hurry.set)
-    died = await stop.unless_requested(_finish_first(engine.wait_dead(), serving))
-    if died is None:
-        say(_farewell(requests.num_running))
-    elif not serving.done():
-        logger.error("%s The server ends in %.0f seconds.", await _cause_of_death(engine), DEAD_SECONDS)
-        await stop.unless_requested(asyncio.sleep(DEAD_SECONDS))  # so that clients and probes see the 503
-        hurry.set()
-    server.should_exit = True
-    ending = asyncio.create_task(_end(server, requests, hurry))
-    await serving
-    ending.cancel()
-    return 0 if died is None else 1
+    async def _serve(self, engine: AsyncEngine, stop: _Stop, web: asyncio.Task[None]) -> int:
+        """From the loaded engine to the last answer."""
+        names = self._options.served_model_names or (self._config.model.name,)
+        app = create_app(engine, names, self._tokenizer, self._config, self._requests)
+        self._gate.open(app)
+        sampling = asyncio.create_task(app.state.live.run())
+        self._announce(await engine.describe(), _url(self._listener))
+        stop.on_second_request(self._hurry.set)
+        died = await stop.unless_requested(_finish_first(engine.wait_dead(), web))
+        app.state.live.is_stopping = True
+        if died is None:
+            say(_farewell(self._requests.num_running, self._options.shutdown_grace_seconds))
+        elif not web.done():
+            logger.error("%s The server ends in %.0f seconds.", await _cause_of_death(engine), DEAD_SECONDS)
+            await stop.unless_requested(asyncio.sleep(DEAD_SECONDS))  # so that clients and probes see the 503
+            self._hurry.set()
+        await self._end_web(web)
+        sampling.cancel()
+        return 0 if died is None else 1
+
+    async def _end_web(self, web: asyncio.Task[None]) -> None:
+        self._server.should_exit = True
+        ending = asyncio.create_task(self._hang_up())
+        await web
+        ending.cancel()
+
+    async def _hang_up(self) -> None:
+        """Give the requests their time, then an error, then hang up on those who do not read it."""
+        with contextlib.suppress(TimeoutError):
+            patience = self._options.shutdown_grace_seconds - _LAST_WORDS_SECONDS
+            await asyncio.wait_for(self._hurry.wait(), max(0.0, patience))
+        self._requests.end_all()
+        await asyncio.sleep(_LAST_WORDS_SECONDS)
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
 
 
 async def _cause_of_death(engine: AsyncEngine) -> str:
@@ -123,22 +163,12 @@ async def _cause_of_death(engine: AsyncEngine) -> str:
     return "The engine has died."
 
 
-async def _end(server: _Server, requests: Requests, hurry: asyncio.Event) -> None:
-    """Give the requests their time, then an error, then hang up on those who do not read it."""
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(hurry.wait(), max(0.0, GRACE_SECONDS - _LAST_WORDS_SECONDS))
-    requests.end_all()
-    await asyncio.sleep(_LAST_WORDS_SECONDS)
-    for connection in list(server.server_state.connections):
-        connection.transport.abort()
-
-
-def _farewell(num_running: int) -> str:
+def _farewell(num_running: int, grace_seconds: float) -> str:
     if not num_running:
         return "Stopping."
     requests = "request" if num_running == 1 else "requests"
     return (
-        f"Stopping: finishing {num_running} running {requests}, at most {GRACE_SECONDS} s; "
+        f"Stopping: finishing {num_running} running {requests}, at most {grace_seconds:g} s; "
         "press Ctrl-C again to stop at once."
     )
 

@@ -1,0 +1,14 @@
+"""ServerOptions: what `paceline serve` takes beside the engine's arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Seconds where a name ends so."""
+
+    served_model_names: tuple[str, ...] = ()  # the first labels the metrics; none: the model's own name
+    shutdown_grace_seconds: float = 10.0  # for running requests after SIGTERM; then they get an error
+    stall_seconds: float = 60.0  # without progress of the engine, until /health is 503; longer than any step
