@@ -58,10 +58,10 @@ class CudaProgram:
         self._function = checked(driver.cuModuleGetFunction(self._module, kernel.encode()))
         self._shared_bytes = 0
 
-    def launch(self, grid: int, threads: int, shared_bytes: int, arguments: list[Any]) -> None:
+    def launch(self, grid: int, threads: int, shared_bytes: int, arguments: list[Any], cluster: int = 1) -> None:
         """Start the kernel behind the one before it, which it may overlap (programmatic dependent launch).
 
-        `arguments`: ctypes values, or bytes that are passed as a structure.
+        `arguments`: ctypes values, or bytes that are passed as a structure. `cluster`: programs of a cluster.
         """
         if shared_bytes > self._shared_bytes:
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -74,8 +74,8 @@ class CudaProgram:
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes = shared_bytes
         config.hStream = torch.cuda.current_stream().cuda_stream
-        config.attrs = [_dependent()]
-        config.numAttrs = 1
+        config.attrs = [_dependent()] if cluster == 1 else [_dependent(), _clustered(cluster)]
+        config.numAttrs = len(config.attrs)
         checked(driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(pointers), 0))
 
 
@@ -92,6 +92,14 @@ def _dependent() -> Any:
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1
+    return attribute
+
+
+@cache
+def _clustered(programs: int) -> Any:
+    attribute = driver.CUlaunchAttribute()
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = programs, 1, 1
     return attribute
 
 

@@ -15,8 +15,6 @@ Three ways, by what bounds them (figures: docs/performance.md):
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -100,15 +98,17 @@ def _settled(product: Product, bias: Tensor | None, out_dtype: torch.dtype) -> T
     return out
 
 
+_ones: dict[torch.device, Tensor] = {}
+
+
 def _one(device: torch.device) -> Tensor:
-    # What is allocated while a graph is captured belongs to that graph and must not be kept.
-    make = _make_one.__wrapped__ if torch.cuda.is_current_stream_capturing() else _make_one
-    return make(device)
-
-
-@cache
-def _make_one(device: torch.device) -> Tensor:
-    return torch.ones((), device=device)
+    found = _ones.get(device)
+    if found is None:
+        found = torch.ones((), device=device)
+        # What is allocated while a graph is captured belongs to that graph and must not be kept.
+        if not torch.cuda.is_current_stream_capturing():
+            _ones[device] = found
+    return found
 
 
 def _on_hopper(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The FP8 product of up to 64 rows on Hopper: `cuda/fp8_rows.cu`, its plan and its launch.
+"""The FP8 product of up to 256 rows on Hopper: `cuda/fp8_rows.cu`, its plan and its launch.
 
 The kernel's file says how it works. Here: how a weight is cut (`plan`), and tensor maps, which describe a matrix to the
 card's copy engine and are made once for a weight.
@@ -16,20 +16,30 @@ from torch import Tensor
 from paceline.kernels.cuda_program import CudaProgram, checked, driver, multiprocessors, runs_cuda_programs
 from paceline.kernels.fp8 import QuantizedRows
 
-MAX_ROWS = 64
+MAX_ROWS = 256
+_GROUP_ROWS = 64  # that a warpgroup multiplies
 _SHARED_BYTES = 200 * 1024  # of 227 KiB: small kernels find room beside it
-_LARGEST_TILE = {True: 80, False: 128}  # rows of w; up to 16 rows of x: True
-_STAGE_BYTES = {True: 48 * 1024, False: 32 * 1024}
+# By how many rows of x there are: up to 16, then 1 to 4 warpgroups.
+_LARGEST_TILE = (80, 128, 256, 192, 128)  # rows of w: what registers hold, or what measured best
+_STAGE_BYTES = (48 * 1024, 32 * 1024, 48 * 1024, 48 * 1024, 48 * 1024)
 _IN_FLIGHT_BYTES = 64 * 1024
 _ATOM = 128
 _MAX_STAGES = 64
-_THREADS = 192  # a warpgroup multiplies, a warp fetches w, a warp fetches x
+_FETCHING_THREADS = {True: 64, False: 128}  # a warp fetches w, a warp fetches x; one warpgroup alone: True
+_TALL_SHARE = 72  # rows of w a multiprocessor below which cuBLASLt is faster once there are more than 64 rows of x
 
 
 class Plan(NamedTuple):
     tile: int  # rows of w a tile
     atoms: int  # 128-byte pieces of k a stage
     programs: int
+    groups: int = 1  # warpgroups, 64 rows of x each
+    cluster: int = 1  # programs that fetch x together
+
+    def box_rows(self, rows: int) -> int:
+        """Rows of x that are fetched: whole eights from each program of a cluster."""
+        unit = 8 * self.cluster
+        return -(-rows // unit) * unit
 
 
 def fits(x: Tensor, weight: Tensor, out_dtype: torch.dtype = torch.bfloat16) -> bool:
@@ -39,7 +49,7 @@ def fits(x: Tensor, weight: Tensor, out_dtype: torch.dtype = torch.bfloat16) -> 
         x.is_cuda
         and out_dtype in (torch.bfloat16, torch.float32)
         and runs_cuda_programs(x.device.index or 0)
-        and 0 < rows <= MAX_ROWS
+        and _has_room(rows, weight.shape[0], out_dtype, x.device.index or 0)
         and inputs % _ATOM == 0
         and inputs >= 4 * _ATOM
         and weight.shape[0] % 8 == 0
@@ -48,24 +58,38 @@ def fits(x: Tensor, weight: Tensor, out_dtype: torch.dtype = torch.bfloat16) -> 
     )
 
 
-@lru_cache(maxsize=256)
-def plan(outputs: int, inputs: int, box_rows: int = 8, most_programs: int = 132) -> Plan:
+def _has_room(rows: int, outputs: int, out_dtype: torch.dtype, device_index: int) -> bool:
+    if rows <= _GROUP_ROWS:
+        return rows > 0
+    wide = outputs >= _TALL_SHARE * multiprocessors(device_index)
+    return rows <= MAX_ROWS and wide and out_dtype == torch.bfloat16
+
+
+@lru_cache(maxsize=4096)
+def plan(outputs: int, inputs: int, rows: int = 8, most_programs: int = 132) -> Plan:
     """Even shares: the largest tile for which the program with most work has (nearly) the least.
 
     `most_programs`: the card's multiprocessors, 132 on an H100 or H200.
     Up to 16 rows tiles are smaller and stages longer in k, since fetching x again for each tile costs little then.
-    Both by measurement on one H200: docs/performance.md.
+    Above 64 rows two programs fetch x together. All by measurement on one H200: docs/performance.md.
     """
-    few = box_rows <= 16
-    tiles = range(8, _LARGEST_TILE[few] + 1, 8)
+    kind = 0 if rows <= 16 else -(-rows // _GROUP_ROWS)
+    groups = max(1, kind)
+    cluster = 2 if groups > 1 and most_programs % 2 == 0 else 1
+    tiles = range(8, _LARGEST_TILE[kind] + 1, 8)
     least = min(_share(outputs, tile, most_programs) for tile in tiles)
     tile = max(tile for tile in tiles if _share(outputs, tile, most_programs) <= 1.02 * least)
+    box_rows = Plan(tile, 1, 1, groups, cluster).box_rows(rows)
     atoms = 4
-    while atoms > 1 and ((tile + box_rows) * _ATOM * atoms > _STAGE_BYTES[few] or inputs % (atoms * _ATOM)):
+    while atoms > 1 and ((tile + box_rows) * _ATOM * atoms > _STAGE_BYTES[kind] or inputs % (atoms * _ATOM)):
         atoms //= 2
-    count = -(-outputs // tile)
+    count = _padded(-(-outputs // tile), cluster)
     turns = -(-count // most_programs)
-    return Plan(tile, atoms, -(-count // turns))
+    return Plan(tile, atoms, _padded(-(-count // turns), cluster), groups, cluster)
+
+
+def _padded(count: int, cluster: int) -> int:
+    return -(-count // cluster) * cluster
 
 
 def _share(outputs: int, tile: int, programs: int) -> int:
@@ -81,21 +105,21 @@ def fp8_rows(
     rows, inputs = x.data.shape
     bias = None if bias is None else bias.float()
     outputs = weight.shape[0]
-    box_rows = -(-rows // 8) * 8
-    how = plan(outputs, inputs, box_rows, multiprocessors(weight.device.index or 0))
+    how = plan(outputs, inputs, rows, multiprocessors(weight.device.index or 0))
+    box_rows = how.box_rows(rows)
     out = torch.empty(rows, outputs, dtype=out_dtype, device=weight.device)
     stage = (how.tile + box_rows) * _ATOM * how.atoms
     pitch = how.tile if how.tile % 16 == 8 else how.tile + 8
-    fixed = 1024 + 4 * (rows * pitch + how.tile + rows)
-    stages = min(_MAX_STAGES, (_SHARED_BYTES - fixed) // (stage + 24))
-    tiles, steps = -(-outputs // how.tile), inputs // (how.atoms * _ATOM)
+    fixed = 1024 + 4 * how.tile + (4 * rows * pitch if how.groups == 1 else 0)
+    stages = min(_MAX_STAGES, (_SHARED_BYTES - fixed) // (stage + 32))
+    tiles, steps = _padded(-(-outputs // how.tile), how.cluster), inputs // (how.atoms * _ATOM)
     u32, pointer = ctypes.c_uint32, ctypes.c_void_p
-    _program(how.tile, how.atoms, out_dtype == torch.float32).launch(
+    _program(how._replace(programs=0), out_dtype == torch.float32).launch(
         how.programs,
-        _THREADS,
+        128 * how.groups + _FETCHING_THREADS[how.groups == 1],
         _SHARED_BYTES,
         [
-            _tensor_map(x.data, box_rows, how.atoms),
+            _tensor_map(x.data, box_rows // how.cluster, how.atoms if how.cluster == 1 else 1),
             _weight_map(weight, how.tile, how.atoms),
             pointer(x.scale.data_ptr()),
             pointer(weight_scale.data_ptr()),
@@ -104,20 +128,23 @@ def fp8_rows(
             u32(rows), u32(box_rows), u32(outputs), u32(tiles), u32(steps), u32(stages),
             u32(min(stages, max(2, _IN_FLIGHT_BYTES // (how.tile * _ATOM * how.atoms)))),
         ],
+        cluster=how.cluster,
     )  # fmt: skip
     return out
 
 
 @cache
-def _program(tile: int, atoms: int, float_out: bool) -> CudaProgram:
-    registers = tile // 2
+def _program(how: Plan, float_out: bool) -> CudaProgram:
+    registers = how.tile // 2
     names = [f"%{i}" for i in range(registers)]
     macros = {
-        "TILE": str(tile),
-        "ATOMS": str(atoms),
+        "TILE": str(how.tile),
+        "ATOMS": str(how.atoms),
+        "WARPGROUPS": str(how.groups),
+        "CLUSTER": str(how.cluster),
         "FLOAT_OUT": str(int(float_out)),
         # The text of one wgmma: it names every accumulator, so it depends on TILE.
-        "WGMMA_N": f'"{tile}"',
+        "WGMMA_N": f'"{how.tile}"',
         "WGMMA_D": f'"{", ".join(names)}"',
         "WGMMA_A": f'"{registers}"',
         "WGMMA_B": f'"{registers + 1}"',

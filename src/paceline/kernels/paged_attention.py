@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.attention_reference import attention_reference
+from paceline.kernels.fp8 import quantize_rows
 from paceline.kernels.triton_support import (
     jit,
     launch_options,
@@ -82,25 +83,28 @@ def attend_tile(
 
 @jit
 def _split_kernel(
-    q, kv, block_tables, kv_lens, partial, peaks, totals, finished,
+    q, kv, block_tables, kv_lens, partial, peaks, totals, finished, out,
     token_stride, head_stride, block_stride, slot_stride, value_offset, table_stride,
-    num_heads, score_scale, num_splits,
+    num_heads, score_scale, value_scale, num_splits,
     Q: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr,
+    WHOLE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous(PDL)
+    """One split of the keys of one row, for the heads of one key-value head. WHOLE: the only one, and the result."""
     let_next_start(PDL)
+    wait_for_previous(PDL)
     kv_head, row, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m = tl.arange(0, BLOCK_M)
-    if kv_head + split == 0:
-        tl.store(finished + row * Q + m, 0, mask=m < Q)
+    if not WHOLE:  # noqa: SIM102 - decided while compiling
+        if kv_head + split == 0:
+            tl.store(finished + row * Q + m, 0, mask=m < Q)
     kv_len = tl.load(kv_lens + row)
     first, width = split_range(kv_len, Q, num_splits, WINDOW, BLOCK_N)
     start = first + split * width
     end = tl.minimum(start + width, kv_len)
-    if start >= end:
-        return
+    if not WHOLE:  # noqa: SIM102
+        if start >= end:
+            return
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
     query, head = m // GROUP, kv_head * GROUP + m % GROUP
@@ -129,9 +133,14 @@ def _split_kernel(
             WINDOW, True, PRECISION,
         )  # fmt: skip
     at = (token.to(tl.int64) * num_heads + head) * num_splits + split
-    tl.store(peaks + at, peak, mask=in_tile)
-    tl.store(totals + at, total, mask=in_tile)
-    tl.store(partial + at[:, None] * D + d[None, :], acc, mask=in_tile[:, None] & in_head[None, :])
+    there = in_tile[:, None] & in_head[None, :]
+    if WHOLE:
+        mixed = acc * (value_scale / tl.where(total == 0.0, 1.0, total))[:, None]  # 0: a query that saw nothing
+        tl.store(out + at[:, None] * D + d[None, :], mixed.to(out.dtype.element_ty), mask=there)
+    else:
+        tl.store(peaks + at, peak, mask=in_tile)
+        tl.store(totals + at, total, mask=in_tile)
+        tl.store(partial + at[:, None] * D + d[None, :], acc, mask=there)
 
 
 @jit
@@ -142,8 +151,8 @@ def _combine_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """The splits of BLOCK_H heads of one token put together. The program that ends last quantises the token."""
-    wait_for_previous(PDL)
     let_next_start(PDL)
+    wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
     kv_len = tl.load(kv_lens + token // Q)
     first, width = split_range(kv_len, Q, num_splits, WINDOW, BLOCK_N)
@@ -236,18 +245,27 @@ def paged_attention(
     splits = num_splits or num_splits_for(num_rows, num_kv_heads, longest, tile.keys)
     block_d, window_or_0 = triton.next_power_of_2(head_dim), window or 0
     device = q.device
+    size, whole = num_heads * head_dim, splits == 1
+
+    def attend(partial: Tensor | None, peaks: Tensor | None, totals: Tensor | None, finished: Tensor | None,
+               out: Tensor | None) -> None:  # fmt: skip
+        _split_kernel[(num_kv_heads, num_rows, splits)](
+            q, kv_layer, block_tables, kv_lens, partial, peaks, totals, finished, out,
+            q.stride(0), q.stride(1), kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2),
+            block_tables.stride(0), num_heads, softmax_scale * k_scale * _LOG2_E, v_scale, splits,
+            Q=query_len, GROUP=group, D=head_dim, BLOCK_SIZE=block_size, WINDOW=window_or_0,
+            BLOCK_M=block_m, BLOCK_D=block_d, BLOCK_N=tile.keys, STAGES=tile.stages, WHOLE=whole,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **launch_options(q, num_warps=4),
+        )  # fmt: skip
+
+    if whole:  # enough rows to fill the card: nothing to put together
+        attended = torch.empty((num_tokens, size), dtype=q.dtype, device=device)
+        attend(None, None, None, None, attended)
+        return tuple(quantize_rows(attended)) if quantize else attended
     partial = torch.empty((num_tokens, num_heads, splits, head_dim), dtype=torch.float32, device=device)
     peaks, totals = torch.empty((2, num_tokens, num_heads, splits), dtype=torch.float32, device=device)
     finished = torch.empty(num_tokens, dtype=torch.int32, device=device)
-    _split_kernel[(num_kv_heads, num_rows, splits)](
-        q, kv_layer, block_tables, kv_lens, partial, peaks, totals, finished,
-        q.stride(0), q.stride(1), kv_layer.stride(0), kv_layer.stride(1), kv_layer.stride(2), block_tables.stride(0),
-        num_heads, softmax_scale * k_scale * _LOG2_E, splits,
-        Q=query_len, GROUP=group, D=head_dim, BLOCK_SIZE=block_size, WINDOW=window_or_0,
-        BLOCK_M=block_m, BLOCK_D=block_d, BLOCK_N=tile.keys, STAGES=tile.stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **launch_options(q, num_warps=4),
-    )  # fmt: skip
-    size = num_heads * head_dim
+    attend(partial, peaks, totals, finished, None)
     out = torch.empty((num_tokens, size), dtype=torch.float8_e4m3fn if quantize else q.dtype, device=device)
     scales = torch.empty(num_tokens if quantize else 1, dtype=torch.float32, device=device)
     combined = torch.empty((num_tokens, size), dtype=torch.float32, device=device) if quantize else partial
