@@ -21,7 +21,7 @@ _GROUP_ROWS = 64  # that a warpgroup multiplies
 _SHARED_BYTES = 200 * 1024  # of 227 KiB: small kernels find room beside it
 # By how many rows of x there are: up to 16, then 1 to 4 warpgroups.
 _LARGEST_TILE = (80, 128, 256, 192, 128)  # rows of w: what registers hold, or what measured best
-_STAGE_BYTES = (48 * 1024, 32 * 1024, 48 * 1024, 48 * 1024, 48 * 1024)
+_STAGE_BYTES = (48 * 1024, 32 * 1024, 0, 0, 0)  # 0: stages of one piece
 _IN_FLIGHT_BYTES = 64 * 1024
 _ATOM = 128
 _MAX_STAGES = 64

@@ -200,7 +200,7 @@ def tile_for(num_rows: int, head_dim: int) -> Tile:
     """For a tile of `num_rows` queries times heads; measured on an H200, docs/performance.md."""
     if head_dim <= 64:
         return Tile(128, 3)
-    return Tile(64, 3) if num_rows <= 16 else Tile(32, 5)
+    return Tile(64, 3) if num_rows <= 16 else Tile(128, 2)
 
 
 def num_splits_for(num_rows: int, num_kv_heads: int, max_kv_len: int, tile_keys: int) -> int:
