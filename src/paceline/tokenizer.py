@@ -90,6 +90,11 @@ class Tokenizer:
         return [token or "" for token in self._inner.convert_ids_to_tokens(list(ids))]
 
     @property
+    def chat_template(self) -> str:
+        """The text of its template, or of all of them; empty without one."""
+        return str(self._inner.chat_template or "")
+
+    @property
     def has_chat_template(self) -> bool:
         return bool(self._inner.chat_template)
 

@@ -25,6 +25,7 @@ MAX_MODEL_LEN = 64
 class FakeTokenizer:
     vocab_size = len(VOCABULARY)
     eos_token_id = 0
+    chat_template = ""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         words = text.split()

@@ -424,11 +424,12 @@ def test_a_wrong_prompt_is_told_what_is_expected(server: Server, prompt: Any, pa
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"name": "y"}, "messages[1].name", "'name' is not supported yet"),
-        ({"tool_call_id": "c"}, "messages[1].tool_call_id", "'tool_call_id' is not supported yet"),
-        ({"role": "tool", "tool_call_id": "c"}, "messages[1].role", "role 'tool' is not supported yet"),
-        ({"role": "function", "name": "f"}, "messages[1].role", "role 'function' is not supported yet"),
-        ({"role": "wizard"}, "messages[1].role", "'system', 'developer', 'user' or 'assistant'."),
+        ({"name": "y"}, "messages[1].name", "'name' is not supported"),
+        ({"tool_call_id": "c"}, "messages[1].tool_call_id", "only a message of role 'tool'"),
+        ({"role": "tool"}, "messages[1].tool_call_id", "needs its 'tool_call_id'"),
+        ({"role": "tool", "tool_call_id": "c"}, "messages[1]", "has no tool calls"),
+        ({"role": "function", "name": "f"}, "messages[1].role", "use 'tool'"),
+        ({"role": "wizard"}, "messages[1].role", "'system', 'developer', 'user', 'assistant' or 'tool'."),
         ({"nam": "y"}, "messages[1].nam", "Unknown field"),
     ],
 )

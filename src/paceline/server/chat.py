@@ -25,6 +25,8 @@ from paceline.server.responses import (
 )
 from paceline.server.service import ServerState
 from paceline.server.streaming import DONE, Events, event, open_stream, while_connected
+from paceline.server.tools.answer import ToolAnswer
+from paceline.server.tools.plan import ToolPlan
 
 
 def chat_router(state: ServerState) -> APIRouter:
@@ -33,12 +35,12 @@ def chat_router(state: ServerState) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         state.check_model(body.model)
-        params = body.sampling_params(state.config.max_logprobs)
-        answer = _ChatAnswer(state, body)
+        plan = body.plan_tools(state.tool_format)
+        params = body.sampling_params(state.config.max_logprobs, plan)
+        answer = _ChatAnswer(state, body, plan)
         try:
-            prompt = await while_connected(
-                request.receive, state.requests, state.chat_prompt(body.messages, body.template_arguments())
-            )
+            tokenised = state.chat_prompt(body.messages, body.template_arguments(), plan)
+            prompt = await while_connected(request.receive, state.requests, tokenised)
             generation = Generation(state.engine, answer.name, [prompt], params)
             if body.stream:
                 return await open_stream(request, state.requests, answer.events(generation))
@@ -52,9 +54,10 @@ def chat_router(state: ServerState) -> APIRouter:
 
 
 class _ChatAnswer:
-    def __init__(self, state: ServerState, body: ChatRequest) -> None:
+    def __init__(self, state: ServerState, body: ChatRequest, plan: ToolPlan | None) -> None:
         self._state = state
         self._body = body
+        self._plan = plan
         self._created = int(time.time())
         self.name = f"chatcmpl-{uuid.uuid4().hex}"
 
@@ -66,6 +69,7 @@ class _ChatAnswer:
                 index,
                 answer,
                 chat_logprobs(answer.token_ids, answer.logprobs, spell) if self._body.logprobs else None,
+                self._tools(),
             )
             for index, answer in enumerate(answers)
         ]
@@ -82,6 +86,7 @@ class _ChatAnswer:
 
     async def events(self, generation: Generation) -> Events:
         introduced = False
+        tools = [self._tools() for _ in range(generation.num_choices)]
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 if not introduced:  # the engine has accepted the request
@@ -89,18 +94,29 @@ class _ChatAnswer:
                     extra = {"prompt_token_ids": generation.prompts[0]} if self._body.return_token_ids else {}
                     for choice in range(generation.num_choices):
                         yield self._chunk(generation, [chat_delta(choice, {"role": "assistant", "content": ""})], extra)
-                if delta.text or delta.logprobs or delta.finish_reason or self._body.return_token_ids:
-                    yield self._chunk(generation, [self._choice(index, delta)])
+                choice_now = self._choice(index, delta, tools[index])
+                if choice_now is not None:
+                    yield self._chunk(generation, [choice_now])
         if self._body.include_usage:
             yield self._last_chunk(generation)
         yield DONE
 
-    def _choice(self, index: int, delta: SequenceDelta) -> Json:
+    def _tools(self) -> ToolAnswer | None:
+        return self._state.tool_answer(self._plan) if self._plan else None
+
+    def _choice(self, index: int, delta: SequenceDelta, tools: ToolAnswer | None) -> Json | None:
+        """None if there is nothing to say: what came may be the beginning of a call."""
         logprobs = None
         if self._body.logprobs and delta.logprobs:
             logprobs = chat_logprobs(delta.token_ids, delta.logprobs, self._state.token_bytes)
-        content = {"content": delta.text} if delta.text or logprobs else {}
-        choice = chat_delta(index, content, delta.finish_reason, logprobs)
+        content: Json = {"content": delta.text} if delta.text or logprobs else {}
+        reason: str | None = delta.finish_reason
+        if tools is not None:
+            content = tools.delta(delta.text, is_last=reason is not None)
+            reason = tools.finish_reason(reason)
+        if not (content or logprobs or reason or self._body.return_token_ids):
+            return None
+        choice = chat_delta(index, content, reason, logprobs)
         return choice | {"token_ids": delta.token_ids} if self._body.return_token_ids else choice
 
     def _chunk(self, generation: Generation, choices: list[Json], extra: Json | None = None) -> bytes:

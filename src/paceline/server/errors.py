@@ -143,9 +143,8 @@ def _located(error: InvalidRequestError, location: Sequence[str | int]) -> Inval
     """An error that one message of a chat raised, with the path of its field: messages[0].name."""
     if len(location) < 3:  # of the whole body, or of a field that names itself
         return error
-    return InvalidRequestError(
-        f"{_path(location[1:])}: {error}", param=_path([*location[1:], error.param or ""]), code=error.code
-    )
+    inner = (error.param or "").split(".")
+    return InvalidRequestError(f"{_path(location[1:])}: {error}", param=_path([*location[1:], *inner]), code=error.code)
 
 
 def _whole_body_message(request: Request) -> str:

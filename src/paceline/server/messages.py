@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from paceline.errors import InvalidRequestError
 from paceline.server.fields import UNSUPPORTED, Strict
-from paceline.server.unsupported import UNSUPPORTED_IN_MESSAGES, UNSUPPORTED_ROLES
+from paceline.server.tools.fields import ToolCall
 
 # Keywords of transformers' apply_chat_template that are not variables of a template.
 _NOT_FOR_TEMPLATES = {
@@ -23,32 +23,58 @@ class TextPart(Strict):
 
 
 class ChatMessage(Strict):
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
-    # Present in the messages that clients send back; there is nothing in them.
+    # Present in the messages that clients send back; there is nothing in the first ones.
     refusal: None = None
     annotations: list[Any] | None = Field(None, max_length=0)
     audio: None = None
-    tool_calls: list[Any] | None = Field(None, max_length=0)
     function_call: None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_what_is_not_offered(cls, message: Any) -> Any:
         if not isinstance(message, dict):
             return message
-        if message.get("role") in UNSUPPORTED_ROLES:
-            raise InvalidRequestError(f"role '{message['role']}' is not supported yet.", param="role", code=UNSUPPORTED)
-        for name in UNSUPPORTED_IN_MESSAGES:
-            if message.get(name) is not None:
-                raise InvalidRequestError(f"'{name}' is not supported yet.", param=name, code=UNSUPPORTED)
-        return {name: value for name, value in message.items() if name not in UNSUPPORTED_IN_MESSAGES}
+        if message.get("role") == "function":
+            raise InvalidRequestError(
+                "role 'function' is not supported: use 'tool', which came in its place.", param="role", code=UNSUPPORTED
+            )
+        return message
+
+    @model_validator(mode="after")
+    def _fields_of_their_roles(self) -> ChatMessage:
+        if self.tool_calls and self.role != "assistant":
+            raise InvalidRequestError("only an assistant's message has 'tool_calls'.", param="tool_calls")
+        if self.tool_call_id is not None and self.role != "tool":
+            raise InvalidRequestError("only a message of role 'tool' has a 'tool_call_id'.", param="tool_call_id")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise InvalidRequestError("a message of role 'tool' needs its 'tool_call_id'.", param="tool_call_id")
+        if self.name is not None and self.role != "tool":
+            raise InvalidRequestError(
+                "'name' is not supported: chat templates tell speakers apart by their role.",
+                param="name",
+                code=UNSUPPORTED,
+            )
+        return self
+
+    @property
+    def is_about_tools(self) -> bool:
+        return bool(self.tool_calls) or self.role == "tool"
 
     def for_template(self) -> dict[str, Any]:
         """Templates know no developer; it is the newer name of system."""
         role = "system" if self.role == "developer" else self.role
         content = self.content if isinstance(self.content, str | None) else "".join(part.text for part in self.content)
-        return {"role": role, "content": content}
+        message: dict[str, Any] = {"role": role, "content": content}
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.role == "tool":
+            message["tool_call_id"] = self.tool_call_id
+        return message | ({"name": self.name} if self.name else {})
 
 
 class TemplateArguments(BaseModel):

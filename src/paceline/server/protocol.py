@@ -15,6 +15,9 @@ from paceline.sampling_params import SamplingParams, check_num_logprobs
 from paceline.server.fields import Body, Int, Strict, TokenId, TokenKey
 from paceline.server.messages import ChatMessage, TemplateArguments
 from paceline.server.prompt_field import PromptField
+from paceline.server.tools.fields import MAX_TOOLS, Tool, ToolChoice
+from paceline.server.tools.formats import ToolFormat
+from paceline.server.tools.plan import NO_TOOLS, ToolPlan, plan_tools
 from paceline.server.unsupported import CHAT, COMPLETION
 from paceline.structured.constraint import Constraint
 from paceline.structured.params import constraint_of, response_format_constraint, single
@@ -93,13 +96,13 @@ class GenerationRequest(Body):
     def usage_in_every_chunk(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
-    def _sampling(self, max_logprobs: int, **resolved: Any) -> SamplingParams:
+    def _sampling(self, max_logprobs: int, constraint: Constraint | None, **resolved: Any) -> SamplingParams:
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}
-        params = SamplingParams(**given | resolved, structured_outputs=self._constraint())
+        params = SamplingParams(**given | resolved, structured_outputs=constraint)
         check_num_logprobs(params, max_logprobs)
         return params
 
-    def _constraint(self) -> Constraint | None:
+    def constraint(self) -> Constraint | None:
         """The one constraint of the request. vLLM's older fields are names for the parts of structured_outputs."""
         found = {
             "response_format": response_format_constraint(self.response_format),
@@ -122,8 +125,19 @@ class ChatRequest(GenerationRequest, TemplateArguments):
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
-    def sampling_params(self, max_logprobs: int) -> SamplingParams:
+    def plan_tools(self, form: ToolFormat | None) -> ToolPlan | None:
+        """What its tools come to with a model that writes calls in `form`; None where nothing can be called."""
+        place = next((place for place, message in enumerate(self.messages) if message.is_about_tools), None)
+        if place is not None and form is None:
+            raise InvalidRequestError(f"messages[{place}] cannot be used: {NO_TOOLS}", param=f"messages[{place}]")
+        parallel = self.parallel_tool_calls is not False
+        return plan_tools(self.tools, self.tool_choice, parallel, self.constraint(), form)
+
+    def sampling_params(self, max_logprobs: int, plan: ToolPlan | None = None) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequestError("top_logprobs needs logprobs=true.", param="top_logprobs")
         both = (self.max_tokens, self.max_completion_tokens)
@@ -131,8 +145,10 @@ class ChatRequest(GenerationRequest, TemplateArguments):
             raise InvalidRequestError("max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
         wanted = next((value for value in both if value is not None), None)
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        constraint = self.constraint() if plan is None else plan.constraint
+        resolved = {"skip_special_tokens": False} if plan is not None and plan.shows_special_tokens else {}
         try:
-            return self._sampling(max_logprobs, max_tokens=wanted, logprobs=logprobs)
+            return self._sampling(max_logprobs, constraint, **resolved, max_tokens=wanted, logprobs=logprobs)
         except InvalidRequestError as error:
             raise self._in_own_words(error) from None
 
@@ -166,6 +182,7 @@ class CompletionRequest(GenerationRequest):
             prompt_logprobs = self.logprobs
         return self._sampling(
             max_logprobs,
+            self.constraint(),
             max_tokens=1 if self.only_prompt else max_tokens,
             logprobs=self.logprobs,
             prompt_logprobs=prompt_logprobs,

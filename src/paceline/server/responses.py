@@ -10,6 +10,7 @@ from paceline.plan import TokenLogprobs
 from paceline.sequence import SpeculationCounts
 from paceline.server.generation import Answer, Generation
 from paceline.server.token_text import token_text
+from paceline.server.tools.answer import ToolAnswer
 
 Json = dict[str, Any]
 TokenBytes = Callable[[int], bytes]
@@ -52,13 +53,14 @@ def envelope(name: str, kind: str, created: int, model: str, choices: list[Json]
     return {"id": name, "object": kind, "created": created, "model": model, "choices": choices}
 
 
-def chat_choice(index: int, answer: Answer, logprobs: Json | None) -> Json:
+def chat_choice(index: int, answer: Answer, logprobs: Json | None, tools: ToolAnswer | None = None) -> Json:
+    """`tools` reads the calls out of the text."""
     message = {"role": "assistant", "content": answer.text, "refusal": None}
     return {
         "index": index,
-        "message": message,
+        "message": tools.message(answer.text) if tools else message,
         "logprobs": logprobs,
-        "finish_reason": answer.finish_reason,
+        "finish_reason": tools.finish_reason(answer.finish_reason) if tools else answer.finish_reason,
         "stop_reason": answer.stop_reason,
     }
 

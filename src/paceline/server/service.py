@@ -21,6 +21,9 @@ from paceline.server.errors import UnknownModelError
 from paceline.server.messages import ChatMessage
 from paceline.server.requests import Requests
 from paceline.server.token_text import token_bytes
+from paceline.server.tools.answer import ToolAnswer
+from paceline.server.tools.formats import ToolFormat, tool_format
+from paceline.server.tools.plan import ToolPlan
 from paceline.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -52,11 +55,23 @@ class ServerState:
                 code="model_not_found",
             )
 
-    async def chat_prompt(self, chat: Sequence[ChatMessage], arguments: dict[str, Any]) -> list[int]:
+    async def chat_prompt(
+        self, chat: Sequence[ChatMessage], arguments: dict[str, Any], plan: ToolPlan | None = None
+    ) -> list[int]:
         """The token ids that the template makes of a chat; `arguments` are its other variables."""
         messages = [message.for_template() for message in chat]
-        self._check_length(sum(len(message["content"] or "") for message in messages), "messages")
-        return await self._in_thread(lambda: self.tokenizer.apply_chat_template(messages, **arguments))
+        if plan is not None:
+            arguments = {**arguments, "tools": plan.for_template()}
+        calls_and_tools = [arguments.get("tools", ""), *(message.get("tool_calls", "") for message in messages)]
+        length = sum(len(message["content"] or "") for message in messages) + sum(len(str(v)) for v in calls_and_tools)
+        self._check_length(length, "messages")
+
+        def work() -> list[int]:
+            token_ids = self.tokenizer.apply_chat_template(messages, **arguments)
+            opening = plan.opening if plan is not None else ""
+            return token_ids + (self.tokenizer.encode(opening, add_special_tokens=False) if opening else [])
+
+        return await self._in_thread(work)
 
     async def prompt(self, prompt: str | list[int], add_special_tokens: bool | None) -> list[int]:
         if isinstance(prompt, list):
@@ -86,6 +101,20 @@ class ServerState:
                 param=param,
                 code="context_length_exceeded",
             )
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes tool calls; None if it does not."""
+        return tool_format(self.tokenizer.chat_template)
+
+    def tool_answer(self, plan: ToolPlan) -> ToolAnswer:
+        return ToolAnswer(plan, self._end_texts if plan.shows_special_tokens else ())
+
+    @cached_property
+    def _end_texts(self) -> tuple[str, ...]:
+        """EOS tokens as they look where special tokens are shown."""
+        ends = self.config.model.eos_token_ids
+        return tuple(self.tokenizer.decode([token], skip_special_tokens=False) for token in ends)
 
     @cached_property
     def _longest_token(self) -> int:

@@ -14,6 +14,8 @@ from paceline.server.fields import Body, TokenId
 from paceline.server.messages import ChatMessage, TemplateArguments
 from paceline.server.service import ServerState
 from paceline.server.streaming import while_connected
+from paceline.server.tools.fields import MAX_TOOLS, Tool
+from paceline.server.tools.plan import NO_TOOLS
 from paceline.server.unsupported import TOKENIZE
 
 
@@ -27,13 +29,14 @@ class TokenizeRequest(Body, TemplateArguments):
     messages: list[ChatMessage] | None = Field(None, min_length=1)
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt; a template adds its own.")
     return_token_strs: bool | None = None
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
 
     @model_validator(mode="after")
     def _one_of_the_two(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise InvalidRequestError("Give either 'prompt' or 'messages'.", param="prompt")
         if self.messages is None:
-            for name in TemplateArguments.model_fields:
+            for name in (*TemplateArguments.model_fields, "tools"):
                 if getattr(self, name) is not None:
                     raise InvalidRequestError(f"'{name}' belongs to 'messages', not to 'prompt'.", param=name)
         elif self.add_special_tokens:
@@ -77,5 +80,10 @@ def tokenize_router(state: ServerState) -> APIRouter:
 
 async def _token_ids(state: ServerState, body: TokenizeRequest) -> list[int]:
     if body.messages is not None:
-        return await state.chat_prompt(body.messages, body.template_arguments())
+        arguments = body.template_arguments()
+        if body.tools:
+            if state.tool_format is None:
+                raise InvalidRequestError(f"tools cannot be used: {NO_TOOLS}", param="tools")
+            arguments["tools"] = [tool.for_template() for tool in body.tools]
+        return await state.chat_prompt(body.messages, arguments)
     return await state.prompt(body.prompt or "", body.add_special_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from paceline.arguments.foreign import Foreign
 
-_NO_TOOLS = "tools are not supported yet."
+_OLD_TOOLS = "use tools and tool_choice, which came in its place."
 _NO_STORE = "nothing is stored on this server."
 _NO_BEAMS = "beam search does not go with speculative decoding; use n with temperature > 0."
 _TEXT_ONLY = "this server reads and writes text only."
@@ -31,11 +31,8 @@ COMMON: dict[str, Foreign] = {
 CHAT: dict[str, Foreign] = COMMON | {
     "echo": Foreign((None, False), "it belongs to /v1/completions."),
     "store": Foreign((None, False), _NO_STORE),
-    "tools": Foreign((None, []), _NO_TOOLS),
-    "tool_choice": Foreign((None, "none", "auto"), _NO_TOOLS),
-    "parallel_tool_calls": Foreign((None, True), _NO_TOOLS),
-    "functions": Foreign((None, []), _NO_TOOLS),
-    "function_call": Foreign((None, "none", "auto"), _NO_TOOLS),
+    "functions": Foreign((None, []), _OLD_TOOLS),
+    "function_call": Foreign((None, "none", "auto"), _OLD_TOOLS),
     "modalities": Foreign((None, ["text"]), _TEXT_ONLY),
     "audio": Foreign((None,), _TEXT_ONLY),
     "prediction": Foreign((None,), 'use --speculative-config \'{"method": "ngram"}\' for text that repeats.'),
@@ -44,18 +41,16 @@ CHAT: dict[str, Foreign] = COMMON | {
     "service_tier": Foreign((None, "auto", "default"), "there is one tier."),
     "web_search_options": Foreign((None,), "this server does not search."),
     "prompt_cache_retention": Foreign((None,), "the prefix cache keeps what fits."),
+    "prompt_cache_options": Foreign((None, {}), "the prefix cache works by itself and promises no lifetime."),
+    "moderation": Foreign((None,), "nothing is moderated on this server."),
     "chat_template": Foreign((None,), "the model's own template is used."),
     "documents": Foreign((None, []), "put the documents into the messages."),
 }
 
 TOKENIZE: dict[str, Foreign] = {
-    "tools": Foreign((None, []), _NO_TOOLS),
     "chat_template": Foreign((None,), "the model's own template is used."),
     "mm_processor_kwargs": Foreign((None, {}), _TEXT_ONLY),
 }
-
-UNSUPPORTED_IN_MESSAGES = ("name", "tool_call_id")
-UNSUPPORTED_ROLES = ("tool", "function")
 
 COMPLETION: dict[str, Foreign] = COMMON | {
     "suffix": Foreign((None, ""), "the model writes behind the prompt only."),

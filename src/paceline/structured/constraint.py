@@ -8,7 +8,7 @@ import msgspec
 
 from paceline.errors import InvalidRequestError
 
-Kind = Literal["json_schema", "regex", "ebnf", "lark"]
+Kind = Literal["json_schema", "regex", "ebnf", "lark", "structural_tag"]
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True):

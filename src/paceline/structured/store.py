@@ -157,6 +157,8 @@ def _compile(compiler: Any, constraint: Constraint) -> Any:
             return compiler.compile_regex(constraint.source)
         case "ebnf":
             return compiler.compile_grammar(constraint.source)
+        case "structural_tag":
+            return compiler.compile_structural_tag(constraint.source)
     return compiler.compile_lark(constraint.source)
 
 
