@@ -9,6 +9,9 @@ PORT ?= 8000
 TARGET ?= smollm2-135m-instruct
 DRAFT ?= smollm2-135m-instruct-draft
 
+# Processes that run tests side by side. Each loads torch and, in turn, models of up to 1 GB.
+WORKERS ?= 2
+
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Without an NVIDIA GPU the constraints keep CUDA libraries out.
@@ -25,7 +28,7 @@ demo: models
 	$(BIN)/python -m paceline.demo
 
 test: lint models
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check

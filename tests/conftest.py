@@ -2,9 +2,24 @@
 
 import os
 
+# Workers side by side (pytest-xdist) share the cores, and so do the servers that their tests start.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
+
 import paceline  # noqa: F401 - before torch: it says how long OpenMP threads spin
 
 import torch  # isort: skip
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported; only tests/kernels runs its kernels
+
+_LONGEST_FIRST = ("e2e", "verify", "model")  # so that no worker is left alone with a long file at the end
+
+
+def pytest_collection_modifyitems(items):
+    def place(item):
+        folder = item.path.parent.name
+        return _LONGEST_FIRST.index(folder) if folder in _LONGEST_FIRST else len(_LONGEST_FIRST)
+
+    items.sort(key=place)
