@@ -15,7 +15,8 @@ from typing import Any
 _PACKAGES = ("paceline", "torch", "triton")
 
 
-def environment(device: str) -> dict[str, Any]:
+def environment(device: str | None) -> dict[str, Any]:
+    """`device` None: nothing is computed here, so torch is not asked."""
     return {
         "command": shlex.join(["paceline", *sys.argv[1:]]),
         "commit": _commit(),
@@ -52,14 +53,33 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return run.stdout.strip() if run.returncode == 0 else None
 
 
-def _hardware(device: str) -> dict[str, Any]:
+def _hardware(device: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"cpu": _cpu_name(), "cpu_cores": os.cpu_count()}
+    if device is None:
+        return found
     import torch
 
-    found: dict[str, Any] = {"cpu": _cpu_name(), "cpu_cores": os.cpu_count(), "torch_threads": torch.get_num_threads()}
+    found["torch_threads"] = torch.get_num_threads()
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         found |= {"gpu": properties.name, "gpu_memory_bytes": properties.total_memory, "cuda": torch.version.cuda}
     return found
+
+
+def local_hardware() -> str:
+    """This machine in words: its GPUs if nvidia-smi lists any, and its processor."""
+    processor = f"{os.cpu_count()} x {_cpu_name()}"
+    names = _gpu_names()
+    return ", ".join([*(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)), processor])
+
+
+def _gpu_names() -> list[str]:
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return [line.strip() for line in run.stdout.splitlines() if line.strip()] if run.returncode == 0 else []
 
 
 def _cpu_name() -> str:

@@ -8,9 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.bench_serve import report, serve
 from paceline.errors import ConfigurationError
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure how fast the engine is on this machine.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed: of a running server, or of the engine alone.")
+bench_app.command()(serve)
+bench_app.command()(report)
 
 _MODEL, _SPECULATION, _RUN, _ENGINE = "Models", "Speculation", "Runs", "Engine"
 

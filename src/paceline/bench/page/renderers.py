@@ -1,0 +1,45 @@
+"""Which forms of a report can be written here: Markdown always, HTML with plotly, PNG with matplotlib."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from paceline.bench.serve.results import Results
+
+_NEEDS = {"HTML page": "plotly", "PNG": "matplotlib"}
+_INSTALL = "pip install 'paceline[report]'"
+
+
+def missing_packages() -> list[str]:
+    """Said before a long run: the report can still be made from its files afterwards."""
+    missing = {form: name for form, name in _NEEDS.items() if find_spec(name) is None}
+    if not missing:
+        return []
+    forms = " and ".join(missing)
+    return [
+        f"No {forms} will be written: {' and '.join(missing.values())} not installed. {_INSTALL} brings it; "
+        "'paceline bench report FOLDER/bench.json' then makes the report."
+    ]
+
+
+def write_report(results: Results, folder: Path) -> tuple[list[Path], list[str]]:
+    """report.html, report.png and report.md, as far as can be: what was written, and notes."""
+    from paceline.bench.page.markdown import markdown
+
+    written: list[Path] = []
+    if find_spec("plotly") is not None:
+        from paceline.bench.page.html import html_page
+
+        written.append(folder / "report.html")
+        written[-1].write_text(html_page(results))
+    picture = None
+    if find_spec("matplotlib") is not None:
+        from paceline.bench.page.png import write_png
+
+        picture = "report.png"
+        written.append(folder / picture)
+        write_png(results, written[-1])
+    written.append(folder / "report.md")
+    written[-1].write_text(markdown(results, picture))
+    return written, missing_packages()

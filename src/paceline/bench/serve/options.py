@@ -1,0 +1,163 @@
+"""What a run is asked for, checked as a whole before anything is sent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.serve.counting import METHODS
+from paceline.bench.serve.http_stream import server_url
+from paceline.bench.serve.prompts import Prompt, builtin_prompts, read_prompts, synthetic_prompts
+from paceline.bench.serve.records import Load
+from paceline.errors import ConfigurationError
+
+_FEWEST_PROMPTS = 16
+_PROMPTS_A_USER = 3
+_SECONDS_OF_ARRIVALS = 30
+ENDPOINTS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+_OWN_FIELDS = ("model", "messages", "prompt", "stream", "stream_options", "max_tokens", "n")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """`servers`: name -> address, in the order given. `speculation`: 'on' or a number of drafts each; none: as it is.
+
+    `prices`, `hardware`, `gpus`: server name -> what is behind it; '' stands for all.
+    """
+
+    servers: Mapping[str, str]
+    speculation: Sequence[str] = ()
+    baseline: str | None = None
+    model: str | None = None
+    loads: Sequence[Load] = (Load("users", 1), Load("users", 2), Load("users", 4), Load("users", 8))
+    prompts: Path | None = None
+    input_len: int | None = None
+    all_turns: bool = False
+    num_prompts: int | None = None
+    seeds: Sequence[int] = (0, 1)
+    warmup: int = 4
+    max_tokens: int = 256
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    endpoint: str = "chat"
+    counting: str = "auto"
+    tokenizer: str | None = None
+    fresh_prompts: bool = True
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    goodput: Mapping[str, float] = field(default_factory=dict)
+    hardware: Mapping[str, str] = field(default_factory=dict)
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)
+    timeout: float = 600.0
+
+    def __post_init__(self) -> None:
+        problems = list(self._problems())
+        if problems:
+            raise ConfigurationError("\n".join(problems))
+
+    def _problems(self) -> list[str]:
+        found = []
+        for url in self.servers.values():
+            server_url(url)
+        for word in self.speculation:
+            if word != "on" and not re.fullmatch(r"\d{1,4}", word):
+                found.append(f"--speculation {word}: say on, off or a number of drafts, such as on,off or 0,3,5.")
+        numbers = {
+            "--num-prompts": (self.num_prompts, 1), "--max-tokens": (self.max_tokens, 1), "--warmup": (self.warmup, 0),
+            "--input-len": (self.input_len, 1),
+        }  # fmt: skip
+        found += [
+            f"{name} {value}: give {least} or more."
+            for name, (value, least) in numbers.items()
+            if value is not None and value < least
+        ]
+        if self.temperature < 0:
+            found.append(f"--temperature {self.temperature}: give 0 or more.")
+        if not self.timeout > 0:
+            found.append(f"--timeout {self.timeout}: give seconds above 0.")
+        if not self.loads:
+            found.append("No load: give --concurrency, --rate or both.")
+        for load in self.loads:
+            if not 0 < load.value < 1e6 or (load.kind == "users" and load.value != int(load.value)):
+                found.append(f"A load of {load.label} is not possible.")
+        if not self.seeds:
+            found.append("--seeds: give at least one.")
+        if self.input_len is not None and self.prompts is not None:
+            found.append("--input-len makes prompts up and --prompts reads them: give one.")
+        if self.endpoint not in ENDPOINTS:
+            found.append(f"--endpoint {self.endpoint}: chat or completions.")
+        if self.all_turns and self.endpoint != "chat":
+            found.append("--all-turns needs --endpoint chat.")
+        if self.counting not in ("auto", *METHODS):
+            found.append(f"--count {self.counting}: auto, {', '.join(METHODS)}.")
+        if self.counting == "tokenizer" and self.tokenizer is None:
+            found.append("--count tokenizer needs --tokenizer.")
+        for name in _OWN_FIELDS:
+            if name in self.extra_body:
+                found.append(f"--extra-body: '{name}' is set by the benchmark itself.")
+        for option, named in (("--hardware", self.hardware), ("--gpus", self.gpus), ("--price-per-hour", self.prices)):
+            found += [
+                f"{option}: there is no server '{name}' (there are: {', '.join(self.servers)})."
+                for name in named
+                if name and name not in self.servers
+            ]
+        found += [f"--gpus {count}: give 1 or more." for count in self.gpus.values() if count < 1]
+        found += [f"--price-per-hour {price}: give dollars above 0." for price in self.prices.values() if not price > 0]
+        return found
+
+    @property
+    def path(self) -> str:
+        return ENDPOINTS[self.endpoint]
+
+    def count_of(self, load: Load) -> int:
+        """Prompts of a case."""
+        if self.num_prompts is not None:
+            return self.num_prompts
+        wanted = load.value * (_PROMPTS_A_USER if load.kind == "users" else _SECONDS_OF_ARRIVALS)
+        return max(_FEWEST_PROMPTS, round(wanted))
+
+    def read_prompts(self) -> list[Prompt]:
+        if self.prompts is not None:
+            return read_prompts(self.prompts)
+        if self.input_len is not None:
+            return synthetic_prompts(max(map(self.count_of, self.loads)), self.input_len, self.seeds[0])
+        return builtin_prompts()
+
+    def notes(self, prompts: Sequence[Prompt]) -> list[str]:
+        """What a reader of the figures must know."""
+        found = []
+        if self.input_len is not None:
+            found.append(
+                "SYNTHETIC PROMPTS: random words, answered to the full length. They flatter speculation and say "
+                "nothing about the acceptance of your traffic. Measure with --prompts before you decide anything."
+            )
+        elif self.prompts is None:
+            found.append(f"No --prompts: {len(prompts)} built-in ones. Measure with prompts of your own traffic.")
+        if self.ends_ignored:
+            found.append("Ends are ignored: text past its end repeats itself, which flatters drafts.")
+        most = max(map(self.count_of, self.loads))
+        if self.prompts is not None and most > len(prompts):
+            found.append(
+                f"{most} prompts are asked a case and {self.prompts.name} has {len(prompts)}: some come again."
+            )
+        later = sum(len(prompt.turns) > 1 for prompt in prompts)
+        if later and not self.all_turns:
+            found.append(f"{later} prompts have further turns; the first is asked (--all-turns asks all).")
+        if len(self.seeds) % 2:
+            found.append(
+                "An odd number of seeds: over an even number, every arm comes first as often as last, and a drift of "
+                "the machine cancels out."
+            )
+        return found
+
+    @property
+    def ends_ignored(self) -> bool:
+        return self.ignore_eos or self.input_len is not None
+
+    def sampling(self) -> dict[str, Any]:
+        """Fields of every request, beside its prompt and what counting needs."""
+        fields: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        return fields | ({"ignore_eos": True} if self.ends_ignored else {}) | dict(self.extra_body)

@@ -1,0 +1,174 @@
+"""Where prompts come from, and in which order each round asks them.
+
+*.jsonl   one object a line: {"category", "turns": [...]}, {"messages": [...]} or {"prompt": "..."}
+*.json    ShareGPT's form: [{"conversations": [{"from": "human", "value": "..."}, ...]}, ...]
+others    text, one prompt a line
+lengths   made-up words of about so many tokens: no text that anybody would send
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import ConfigurationError
+
+Message = dict[str, str]
+_HUMAN = ("human", "user")
+
+# Where no file is given: short tasks of several kinds, so that there is something to ask.
+BUILTIN = (
+    ("writing", "Write a short poem about a lighthouse in a storm."),
+    ("writing", "Write the first paragraph of a story that begins with a train that does not stop."),
+    ("qa", "Explain why the sky is blue to a ten-year-old."),
+    ("qa", "What is the difference between weather and climate?"),
+    ("coding", "Write a Python function that returns the n-th Fibonacci number, with a docstring."),
+    ("coding", "Write a SQL query that finds the three customers with the most orders in the last year."),
+    ("reasoning", "A train leaves at 9:40 and arrives at 13:05. How long is the journey? Show the steps."),
+    ("reasoning", "List five uses for an old newspaper and say which is best, and why."),
+    ("summarization", "Summarise the plot of Romeo and Juliet in three sentences."),
+    ("summarization", "Summarise what photosynthesis does, first in one sentence, then in five."),
+    ("extraction", "Give me a recipe for pancakes with the amounts in grams, as a table."),
+    ("translation", "Translate into French: The meeting is moved to Thursday because the room is taken."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """`turns`: what the user says, one after the other; `before`: messages that stand before the first."""
+
+    number: int
+    category: str
+    turns: tuple[str, ...]
+    before: tuple[tuple[str, str], ...] = ()
+
+    def messages(self, turn: int, answers: Sequence[str], tag: str = "") -> list[Message]:
+        """Up to turn `turn`, with the answers of the earlier ones. `tag` stands before the first text."""
+        found = [{"role": role, "content": content} for role, content in self.before]
+        for place, said in enumerate(self.turns[: turn + 1]):
+            if place:
+                found.append({"role": "assistant", "content": answers[place - 1]})
+            found.append({"role": "user", "content": said})
+        if tag:
+            found[0] = found[0] | {"content": f"{tag}{found[0]['content']}"}
+        return found
+
+
+def builtin_prompts() -> list[Prompt]:
+    return [Prompt(number, category, (text,)) for number, (category, text) in enumerate(BUILTIN)]
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Raises ConfigurationError that names the line."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--prompts {path} cannot be read: {error}.") from None
+    if path.suffix == ".jsonl":
+        rows = [(f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+        found = [_from_object(where, _json(where, line)) for where, line in rows]
+    elif path.suffix == ".json":
+        found = _from_sharegpt(path, _json(str(path), text))
+    else:
+        found = [("text", (line.strip(),), ()) for line in text.splitlines() if line.strip()]
+    if not found:
+        raise ConfigurationError(f"--prompts {path} holds no prompt.")
+    return [Prompt(number, *parts) for number, parts in enumerate(found)]
+
+
+Parts = tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]  # category, turns, before
+
+
+def _json(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{where} is not JSON: {error}.") from None
+
+
+def _from_object(where: str, row: Any) -> Parts:
+    if isinstance(row, dict):
+        category = str(row.get("category", "all"))
+        turns = row.get("turns", [row["prompt"]] if isinstance(row.get("prompt"), str) else None)
+        if isinstance(turns, list) and turns and all(isinstance(turn, str) and turn for turn in turns):
+            return category, tuple(turns), ()
+        if isinstance(row.get("messages"), list):
+            return category, *_from_messages(where, row["messages"])
+    raise ConfigurationError(
+        f'{where}: no prompt. A line is {{"category": ..., "turns": [...]}}, {{"messages": [...]}} or '
+        '{"prompt": "..."}.'
+    )
+
+
+def _from_messages(where: str, messages: list[Any]) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """The conversation up to its last user's message, which is what is asked."""
+    try:
+        pairs = [(str(message["role"]), str(message["content"])) for message in messages]
+    except (TypeError, KeyError):
+        raise ConfigurationError(f"{where}: a message has a role and a content.") from None
+    last = max((place for place, (role, _) in enumerate(pairs) if role == "user"), default=None)
+    if last is None:
+        raise ConfigurationError(f"{where}: no message of a user.")
+    return (pairs[last][1],), tuple(pairs[:last])
+
+
+def _from_sharegpt(path: Path, rows: Any) -> list[Parts]:
+    if not isinstance(rows, list):
+        raise ConfigurationError(f"{path}: ShareGPT's form is a list of {{'conversations': [...]}}.")
+    found: list[Parts] = []
+    for row in rows:
+        said = row.get("conversations", row.get("conversation", [])) if isinstance(row, dict) else []
+        turns = tuple(
+            str(part["value"])
+            for part in said
+            if isinstance(part, dict) and part.get("from") in _HUMAN and part.get("value")
+        )
+        if turns:
+            found.append(("sharegpt", turns, ()))
+    return found
+
+
+# Common words of one token or two in any English vocabulary.
+_WORDS = re.findall(
+    r"\w+",
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work government number night point home water room mother "
+    "area money story fact month lot right study book eye job word business issue side kind head house service friend",
+)
+
+
+def synthetic_prompts(count: int, input_len: int, seed: int) -> list[Prompt]:
+    """Random words, about one token each."""
+    generator = np.random.default_rng(seed)
+    return [
+        Prompt(number, "synthetic", (" ".join(generator.choice(_WORDS, size=input_len)),)) for number in range(count)
+    ]
+
+
+def order(prompts: Sequence[Prompt], count: int, seed: int) -> list[Prompt]:
+    """`count` prompts in an order that the seed alone decides; a shorter list starts anew, in another order.
+
+    A larger count goes on where a smaller one ends, so every load of a round asks the same prompts first.
+    """
+    generator = np.random.default_rng(seed)
+    found: list[Prompt] = []
+    while len(found) < count:
+        found += [prompts[place] for place in generator.permutation(len(prompts))]
+    return found[:count]
+
+
+def arrivals(rate: float, count: int, seed: int) -> list[float]:
+    """Seconds at which requests of a Poisson process come; the first at 0. The same for every arm of a round."""
+    gaps = np.random.default_rng([seed, 1]).exponential(1 / rate, size=count - 1)
+    return [0.0, *(float(time) for time in np.cumsum(gaps))]
+
+
+def interleaved(names: Sequence[str], round_number: int) -> list[str]:
+    """A B, then B A, and so on: over two rounds every arm has the same mean place, so a drift is nobody's alone."""
+    return list(names) if round_number % 2 == 0 else list(reversed(names))

@@ -1,0 +1,147 @@
+"""What is stored of a run: one JSON object a line, and nothing that could be computed from another.
+
+Line 1 is a RunHeader, then for each case of each arm its requests (Record) and, once all are answered, a CaseSpan.
+Times of a record are microseconds since its own start; starts are microseconds since the run's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.errors import ConfigurationError
+
+SCHEMA = 1
+
+
+class Load(msgspec.Struct, frozen=True):
+    """`users`: so many requests under way at any time. `rate`: Poisson arrivals, so many a second."""
+
+    kind: str
+    value: float
+
+    @property
+    def label(self) -> str:
+        if self.kind == "rate":
+            return f"{self.value:g} req/s"
+        return f"{self.value:g} user" + ("" if self.value == 1 else "s")
+
+
+class Counts(msgspec.Struct):
+    """Speculation in numbers. `accepted_per_position[i]`: drafts of place i that were kept."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    accepted_per_position: list[int] = []
+
+
+class ArmInfo(msgspec.Struct):
+    """One side of a comparison: a server, and what is added to every request."""
+
+    name: str
+    url: str
+    model: str
+    server: str
+    counting: str  # how tokens are counted: usage, logprobs, tokenizer, share
+    fresh_prompts: str  # how prompts are kept out of the prefix cache: cache_salt, tag, none
+    extra: dict[str, Any] = {}
+    hardware: str = ""
+    num_gpus: int | None = None
+    price_per_hour: float | None = None  # US dollars
+
+
+class RunHeader(msgspec.Struct, tag="run", tag_field="kind"):
+    schema: int
+    environment: dict[str, Any]
+    options: dict[str, Any]
+    arms: list[ArmInfo]
+    baseline: str | None
+    notes: list[str] = []
+
+
+class CaseSpan(msgspec.Struct, tag="case", tag_field="kind"):
+    """`counters`: by how much the server's counters rose while the case ran; empty if they cannot be read."""
+
+    arm: str
+    load: Load
+    round: int
+    seed: int
+    place: int  # in the order of the whole run, from 0: who ran before whom
+    start_us: int
+    end_us: int
+    counters: dict[str, float] = {}
+    accepted_per_position: list[float] = []
+
+
+class Record(msgspec.Struct, tag="request", tag_field="kind", omit_defaults=True):
+    """One request. `events`: [microseconds, tokens so far], an entry for each time that tokens came."""
+
+    arm: str
+    load: Load
+    round: int
+    number: int  # place in the order of prompts of the round
+    prompt: int  # line of the source, from 0
+    category: str
+    turn: int
+    start_us: int
+    end_us: int = 0  # since start
+    lag_us: int = 0  # how late it was sent, against its arrival time
+    events: list[tuple[int, int]] = []
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str | None = None
+    text_hash: str | None = None
+    speculation: Counts | None = None
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.events[-1][1] if self.events else 0
+
+
+Line = RunHeader | CaseSpan | Record
+_DECODER = msgspec.json.Decoder(RunHeader | CaseSpan | Record)
+_encode = msgspec.json.Encoder().encode
+
+
+class Raw(msgspec.Struct):
+    """A whole run. Requests of a case without a span (it was interrupted) are left out."""
+
+    header: RunHeader
+    spans: list[CaseSpan]
+    records: list[Record]
+
+
+class RawWriter:
+    def __init__(self, path: Path, header: RunHeader) -> None:
+        self.path = path
+        self._file = path.open("wb")
+        self.write([header])
+
+    def write(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            self._file.write(_encode(line) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_raw(path: Path) -> Raw:
+    """Raises ConfigurationError where the file is not such a run."""
+    try:
+        with path.open("rb") as file:
+            lines = [_DECODER.decode(line) for line in file if line.strip()]
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{path} is not a requests.jsonl of paceline bench serve: {error}.") from None
+    if not lines or not isinstance(lines[0], RunHeader):
+        raise ConfigurationError(f"{path} does not begin with the header of a run of paceline bench serve.")
+    spans = [line for line in lines if isinstance(line, CaseSpan)]
+    complete = {(span.arm, span.load, span.round) for span in spans}
+    records = [line for line in lines if isinstance(line, Record) and (line.arm, line.load, line.round) in complete]
+    return Raw(lines[0], spans, records)

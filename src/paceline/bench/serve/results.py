@@ -1,0 +1,146 @@
+"""The figures of a run, derived from its records: what bench.json holds and what a report shows.
+
+Results of other tools are read into the same form (foreign.py); what they do not say is None or empty.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.bench.serve.intervals import Estimate
+from paceline.bench.serve.records import SCHEMA, ArmInfo, Load
+
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+
+
+class Acceptance(msgspec.Struct):
+    """`rate`: accepted / drafted; `mean_length`: tokens a target pass that had drafts; `per_position[i]`: share of
+    the passes with drafts whose draft i was kept."""
+
+    drafts: float
+    draft_tokens: float
+    accepted_tokens: float
+    per_position: list[float]
+    source: str  # answers: the metrics of every answer; counters: the server's, which count others' requests too
+
+    @property
+    def rate(self) -> float:
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+    @property
+    def mean_length(self) -> float:
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
+
+
+class Case(msgspec.Struct):
+    """One arm under one load, all rounds together. Milliseconds, tokens a second, US dollars."""
+
+    arm: str
+    load: Load
+    num_rounds: int
+    num_requests: int
+    num_failed: int
+    output_tokens: int
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    seconds: float | None = None
+    mean_concurrency: float | None = None
+    requests_per_second: float | None = None
+    output_tok_s: Estimate | None = None
+    per_user_tok_s: Estimate | None = None
+    per_gpu_tok_s: Estimate | None = None
+    interactivity_tok_s: Estimate | None = None
+    usd_per_million_tokens: Estimate | None = None
+    goodput_share: Estimate | None = None
+    goodput_requests_per_second: float | None = None
+    latency_ms: dict[str, dict[str, Estimate]] = {}  # metric -> statistic
+    acceptance: Acceptance | None = None
+    acceptance_by_category: dict[str, Acceptance] = {}
+    step_seconds: dict[str, float] = {}  # draft, verify, accept, schedule, rest: seconds of the server's steps
+    slice_rates: list[float] = []  # tok/s of tenths of rounds, for intervals of ratios
+    errors: dict[str, int] = {}
+
+    def latency(self, metric: str, statistic: str) -> float | None:
+        found = self.latency_ms.get(metric, {}).get(statistic)
+        return None if found is None else found.value
+
+
+class Comparison(msgspec.Struct):
+    """An arm over its baseline under one load; above 1 the arm is better."""
+
+    arm: str
+    baseline: str
+    load: Load
+    throughput_gain: Estimate | None
+    pace_gain: Estimate | None  # mean TPOT of the baseline / the arm's
+    ttft_gain: Estimate | None
+    same_texts: int | None = None  # of num_pairs answers with the same place in the same round
+    num_pairs: int = 0
+
+
+class BreakEven(msgspec.Struct):
+    """`users`: where the throughput gain falls to 1, between two measured loads; None: not within them."""
+
+    arm: str
+    baseline: str
+    users: float | None
+    words: str
+
+
+class Source(msgspec.Struct):
+    """Where the cases of some arms come from."""
+
+    tool: str
+    environment: dict[str, Any]
+    options: dict[str, Any]
+    arms: list[str]
+
+
+class Results(msgspec.Struct):
+    """`sources`: only where results of several files are shown together."""
+
+    benchmark: str
+    schema: int
+    tool: str
+    environment: dict[str, Any]
+    options: dict[str, Any]
+    arms: list[ArmInfo]
+    baseline: str | None
+    notes: list[str]
+    cases: list[Case]
+    comparisons: list[Comparison] = []
+    break_even: list[BreakEven] = []
+    sources: list[Source] = []
+
+    @property
+    def origins(self) -> list[Source]:
+        return self.sources or [Source(self.tool, self.environment, self.options, [arm.name for arm in self.arms])]
+
+    def arm(self, name: str) -> ArmInfo:
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def of(self, arm: str) -> list[Case]:
+        return [case for case in self.cases if case.arm == arm]
+
+
+BENCHMARK = "serve"
+
+
+def write_results(path: Path, results: Results) -> None:
+    content = msgspec.json.encode(msgspec.to_builtins(results))
+    path.write_bytes(msgspec.json.format(content, indent=1) + b"\n")
+
+
+def is_own(content: Any) -> bool:
+    return isinstance(content, dict) and content.get("benchmark") == BENCHMARK and "cases" in content
+
+
+def own_results(content: Any) -> Results:
+    """Raises msgspec.ValidationError."""
+    found = msgspec.convert(content, Results)
+    if found.schema != SCHEMA:
+        raise msgspec.ValidationError(f"schema {found.schema}; this version reads {SCHEMA}")
+    return found

@@ -1,0 +1,203 @@
+"""Records -> figures. Pure: the same requests.jsonl gives the same bench.json on any machine."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from paceline.bench.serve import latency
+from paceline.bench.serve.compare import break_even, comparisons
+from paceline.bench.serve.intervals import Estimate, estimate, percentile
+from paceline.bench.serve.records import SCHEMA, ArmInfo, CaseSpan, Counts, Load, Raw, Record
+from paceline.bench.serve.results import BENCHMARK, STATISTICS, Acceptance, Case, Results
+
+Key = tuple[str, Load]
+_LATE_US = 10_000
+_SPLIT = ("draft", "verify", "accept", "schedule")
+_CLUSTERED = ("itl", "gap")  # values of one request hang together: no interval from them as if they did not
+
+
+def summarize(raw: Raw) -> Results:
+    header = raw.header
+    records: dict[Key, list[Record]] = defaultdict(list)
+    spans: dict[Key, list[CaseSpan]] = defaultdict(list)
+    for record in raw.records:
+        records[record.arm, record.load].append(record)
+    for span in raw.spans:
+        spans[span.arm, span.load].append(span)
+    arms = {arm.name: arm for arm in header.arms}
+    objectives = header.options.get("goodput") or {}
+    loads = list(dict.fromkeys(span.load for span in raw.spans))
+    cases = [
+        _case(arm, load, records[name, load], spans[name, load], objectives)
+        for load in loads
+        for name, arm in arms.items()
+        if (name, load) in spans
+    ]
+    compared = comparisons(cases, records, header.baseline, greedy=header.options.get("temperature") == 0)
+    return Results(
+        benchmark=BENCHMARK,
+        schema=SCHEMA,
+        tool="paceline bench serve",
+        environment=header.environment,
+        options=header.options,
+        arms=header.arms,
+        baseline=header.baseline,
+        notes=[*header.notes, *_notes(raw, cases)],
+        cases=cases,
+        comparisons=compared,
+        break_even=break_even(compared),
+    )
+
+
+def _case(
+    arm: ArmInfo, load: Load, records: Sequence[Record], spans: Sequence[CaseSpan], objectives: Mapping[str, float]
+) -> Case:
+    good = latency.answered(records)
+    windows = [found for span in spans if (found := latency.window(span, _of(span, records))) is not None]
+    rates = np.concatenate([window.rates for window in windows]) if windows else np.empty(0)
+    speed = estimate(rates)
+    seconds = sum(span.end_us - span.start_us for span in spans) / 1e6
+    concurrency = float(np.mean([latency.mean_concurrency(span, _of(span, records)) for span in spans]))
+    users = load.value if load.kind == "users" else concurrency
+    values = latency.samples(records)
+    latencies = {name: _statistics(name, sample) for name, sample in values.items() if len(sample)}
+    median = latencies.get("tpot", {}).get("p50")
+    share = estimate(np.asarray([latency.is_good(r, objectives) for r in records], dtype=float)) if objectives else None
+    case = Case(
+        arm=arm.name,
+        load=load,
+        num_rounds=len(spans),
+        num_requests=len(records),
+        num_failed=len(records) - len(good),
+        output_tokens=sum(record.num_tokens for record in good),
+        prompt_tokens=_sum(good, "prompt_tokens"),
+        cached_tokens=_sum(good, "cached_tokens"),
+        seconds=seconds,
+        mean_concurrency=concurrency,
+        requests_per_second=len(good) / seconds if seconds else None,
+        output_tok_s=speed,
+        per_user_tok_s=_scaled(speed, 1 / users) if users else None,
+        per_gpu_tok_s=_scaled(speed, 1 / arm.num_gpus) if arm.num_gpus else None,
+        interactivity_tok_s=_inverse(median, 1e3),
+        usd_per_million_tokens=_inverse(speed, arm.price_per_hour / 3600 * 1e6) if arm.price_per_hour else None,
+        goodput_share=share,
+        goodput_requests_per_second=share.value * len(records) / seconds if share and seconds else None,
+        latency_ms=latencies,
+        step_seconds=_step_seconds(spans),
+        slice_rates=[float(rate) for rate in rates],
+        errors=dict(Counter(record.error for record in records if record.error)),
+    )
+    _add_acceptance(case, good, spans)
+    return case
+
+
+def _of(span: CaseSpan, records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if record.round == span.round]
+
+
+def _sum(records: Sequence[Record], name: str) -> int | None:
+    values = [getattr(record, name) for record in records]
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _statistics(name: str, sample: latency.Values) -> dict[str, Estimate]:
+    found = {}
+    for statistic in STATISTICS:
+        q = None if statistic == "mean" else float(statistic[1:])
+        if name in _CLUSTERED:
+            found[statistic] = Estimate(float(sample.mean() if q is None else np.percentile(sample, q)))
+        else:
+            value = estimate(sample) if q is None else percentile(sample, q)
+            assert value is not None
+            found[statistic] = value
+    return found
+
+
+def _scaled(value: Estimate | None, factor: float) -> Estimate | None:
+    if value is None:
+        return None
+    edges = [None if edge is None else edge * factor for edge in (value.low, value.high)]
+    return Estimate(value.value * factor, *edges)
+
+
+def _inverse(value: Estimate | None, above: float) -> Estimate | None:
+    """above / value, its edges exchanged."""
+    if value is None or not value.value > 0:
+        return None
+    low, high = (None if not edge else above / edge for edge in (value.high, value.low))
+    return Estimate(above / value.value, low, high)
+
+
+def _step_seconds(spans: Sequence[CaseSpan]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for span in spans:
+        total.update({name: span.counters.get(f"{name}_seconds", 0.0) for name in (*_SPLIT, "step")})
+    if not total["step"]:
+        return {}
+    parts = {name: total[name] for name in _SPLIT}
+    return parts | {"rest": max(0.0, total["step"] - sum(parts.values()))}
+
+
+def _add_acceptance(case: Case, records: Sequence[Record], spans: Sequence[CaseSpan]) -> None:
+    said = [(record.category, record.speculation) for record in records if record.speculation is not None]
+    if said:
+        case.acceptance = _acceptance([counts for _, counts in said])
+        categories = sorted({category for category, _ in said})
+        case.acceptance_by_category = {
+            name: _acceptance([counts for category, counts in said if category == name]) for name in categories
+        }
+    else:
+        counted = [
+            Counts(
+                *(int(span.counters.get(name, 0)) for name in ("drafts", "draft_tokens", "accepted_tokens")),
+                [int(count) for count in span.accepted_per_position],
+            )
+            for span in spans
+        ]
+        case.acceptance = _acceptance(counted, source="counters")
+    if not case.acceptance.drafts:
+        case.acceptance, case.acceptance_by_category = None, {}
+
+
+def _acceptance(counts: Sequence[Counts], source: str = "answers") -> Acceptance:
+    drafts = sum(count.drafts for count in counts)
+    length = max((len(count.accepted_per_position) for count in counts), default=0)
+    kept = [
+        sum(c.accepted_per_position[place] for c in counts if place < len(c.accepted_per_position))
+        for place in range(length)
+    ]
+    return Acceptance(
+        drafts=drafts,
+        draft_tokens=sum(count.draft_tokens for count in counts),
+        accepted_tokens=sum(count.accepted_tokens for count in counts),
+        per_position=[count / drafts if drafts else 0.0 for count in kept],
+        source=source,
+    )
+
+
+def _notes(raw: Raw, cases: Sequence[Case]) -> list[str]:
+    found = []
+    for case in cases:
+        where = f"{case.arm}, {case.load.label}"
+        if case.num_failed:
+            reasons = "; ".join(f"{count} x {reason}" for reason, count in case.errors.items())
+            found.append(
+                f"{where}: {case.num_failed} of {case.num_requests} requests failed and are left out: {reasons}"
+            )
+    late = [record for record in raw.records if record.lag_us > _LATE_US]
+    if late:
+        found.append(f"{len(late)} requests were sent more than 10 ms after their arrival time: this client was late.")
+    odd = [r for r in raw.records if not r.error and r.completion_tokens not in (None, r.num_tokens)]
+    if odd:
+        found.append(
+            f"{len(odd)} answers carried another number of tokens in their chunks than in their usage: for example "
+            f"{odd[0].num_tokens} and {odd[0].completion_tokens}."
+        )
+    preempted = sum(span.counters.get("preemptions", 0) for span in raw.spans)
+    if preempted:
+        found.append(f"{preempted:g} sequences were preempted for want of KV blocks: the server's cache is small.")
+    return found
