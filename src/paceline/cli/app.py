@@ -37,6 +37,7 @@ ModelArgument = Annotated[
 ]
 
 _DRAFT, _RUN, _MACHINE = "The draft", "The run", "The machine"
+_RUNTIME = "Runtime"
 
 
 def _more(text: str, panel: str) -> Any:
@@ -81,6 +82,21 @@ def serve(
             rich_help_panel=_RUN,
         ),
     ] = 60.0,
+    runtime: Annotated[
+        str, typer.Option(help="The engine: paceline, or vllm (installed elsewhere).", rich_help_panel=_RUNTIME)
+    ] = "paceline",
+    vllm_python: Annotated[
+        str | None, _more("Python of the environment that has vLLM. Default: that of the `vllm` command.", _RUNTIME)
+    ] = None,
+    vllm_args: Annotated[
+        str | None, _more("More options of vLLM, in its own spelling: '--pipeline-parallel-size 2'.", _RUNTIME)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print vLLM's command and end.", rich_help_panel=_RUNTIME)
+    ] = False,
+    vllm_version: Annotated[
+        str | None, _more("With --dry-run: for this version, which need not be installed.", _RUNTIME)
+    ] = None,
 ) -> None:
     """Serve a model over an OpenAI-compatible API.
 
@@ -91,8 +107,10 @@ def serve(
       paceline serve smollm2-135m-instruct --speculative-model smollm2-135m-instruct-draft --num-speculative-tokens 5
 
       paceline serve ./my-llama --speculative-config '{"method": "ngram", "num_speculative_tokens": 4}' --port 9000
+
+      paceline serve --runtime vllm --vllm-python ~/vllm/bin/python
     """
-    from paceline.cli.serve import run_server
+    from paceline.cli.serve import choose_runtime, run_server
     from paceline.server.options import ServerOptions
 
     options = ServerOptions(
@@ -100,6 +118,9 @@ def serve(
         shutdown_grace_seconds=shutdown_grace,
         stall_seconds=stall_after,
     )
+    vllm = choose_runtime(runtime, python=vllm_python, arguments=vllm_args, version=vllm_version, dry_run=dry_run)
+    if vllm is not None:
+        raise typer.Exit(vllm(model, engine, host, port, options))
     raise typer.Exit(run_server(model, engine, host, port, options))
 
 

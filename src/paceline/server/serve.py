@@ -14,10 +14,9 @@ import asyncio
 import contextlib
 import logging
 import math
-import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvicorn
@@ -30,6 +29,7 @@ from paceline.server.app import create_app
 from paceline.server.health import Gate
 from paceline.server.options import ServerOptions
 from paceline.server.requests import Requests
+from paceline.server.signals import Server, Stop
 from paceline.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -98,12 +98,12 @@ class _Serving:
             lifespan="off",
             timeout_graceful_shutdown=math.ceil(options.shutdown_grace_seconds) + _NEVER_SECONDS,
         )
-        self._server = _Server(config)
+        self._server = Server(config)
 
     async def run(self) -> int:
         """The exit status."""
         logging.getLogger("transformers.tokenization_utils_base").setLevel(logging.ERROR)  # lengths are checked here
-        stop = _Stop()
+        stop = Stop()
         web = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         try:
             start = AsyncEngine.start(self._config, factory=self._factory, stall_seconds=self._options.stall_seconds)
@@ -118,7 +118,7 @@ class _Serving:
             self._hurry.set()
             await self._end_web(web)
 
-    async def _serve(self, engine: AsyncEngine, stop: _Stop, web: asyncio.Task[None]) -> int:
+    async def _serve(self, engine: AsyncEngine, stop: Stop, web: asyncio.Task[None]) -> int:
         """From the loaded engine to the last answer."""
         names = self._options.served_model_names or (self._config.model.name,)
         app = create_app(engine, names, self._tokenizer, self._config, self._requests)
@@ -186,44 +186,6 @@ async def _finish_first(died: Coroutine[Any, Any, None], serving: asyncio.Task[N
         return True
     finally:
         dying.cancel()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn that leaves the signals to us: it would raise them again before the engine is shut down."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-class _Stop:
-    """SIGTERM and SIGINT as something to wait for."""
-
-    def __init__(self) -> None:
-        self._requested = asyncio.Event()
-        self._again: Callable[[], None] = lambda: None
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal)
-
-    def _on_signal(self) -> None:
-        if self._requested.is_set():
-            self._again()
-        self._requested.set()
-
-    def on_second_request(self, action: Callable[[], None]) -> None:
-        self._again = action
-
-    async def unless_requested(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """The result of `work`, or None, with the work cancelled, when a signal comes first."""
-        working, waiting = asyncio.create_task(work), asyncio.create_task(self._requested.wait())
-        try:
-            await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
-            return working.result() if working.done() else None
-        finally:
-            for task in (working, waiting):
-                task.cancel()
-            await asyncio.gather(working, waiting, return_exceptions=True)
 
 
 def _url(listener: socket.socket) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,11 @@ class VllmCommand:
         """The value of an option, None where it is absent (or takes none)."""
         values = dict(self.options).get(name)
         return values[0] if values else None
+
+    def draft_model(self) -> str | None:
+        """The draft, where the method is a draft model."""
+        config = json.loads(self.value("speculative-config") or "{}")
+        return config.get("model") if config.get("method") == "draft_model" else None
 
     def shell(self, launcher: Launcher | None = None) -> str:
         """The command as a POSIX shell takes it, an option a line."""

@@ -78,7 +78,7 @@ def _gather(arguments: Mapping[str, Any], problems: list[str], notes: list[str])
     nested = arguments.get("speculative_config")
     if nested is None:
         if flat:
-            notes.append(f"vLLM no longer has {', '.join(flat)}: written as --speculative-config instead.")
+            notes.append(f"{', '.join(flat)}: vLLM's older form, written as --speculative-config.")
         return {FLAT[name]: value for name, value in flat.items()} or None
     if flat:
         problems.append(f"Give either speculative_config or the flat arguments ({', '.join(flat)}), not both.")

@@ -1,0 +1,60 @@
+"""paceline serve --runtime vllm."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.cli.console import console, say, show_notes
+from paceline.cli.options import model_or_default_pair
+from paceline.runtimes.vllm.options import RuntimeOptions, printable_command, runnable_command, served_names
+from paceline.runtimes.vllm.process import free_port
+from paceline.runtimes.vllm.serve import serve
+from paceline.server.options import ServerOptions
+from paceline.server.serve import open_port
+
+
+def print_command(
+    model: str | None, engine: dict[str, Any], host: str, port: int, server: ServerOptions, runtime: RuntimeOptions
+) -> int:
+    """--dry-run: the command on standard output, everything else on standard error."""
+    arguments = model_or_default_pair(model, engine)
+    command, text = printable_command(arguments, runtime, server.served_model_names, host, port, say)
+    say(f"For vLLM {command.version}:")
+    show_notes(command.notes)
+    print(text)
+    sys.stdout.flush()
+    return 0
+
+
+def run_vllm(
+    model: str | None,
+    engine: dict[str, Any],
+    host: str,
+    port: int,
+    server: ServerOptions,
+    runtime: RuntimeOptions,
+) -> int:
+    arguments = model_or_default_pair(model, engine)
+    with open_port(host, port) as listener:
+        vllm_port = free_port()
+        command, installation = runnable_command(arguments, runtime, server.served_model_names, vllm_port, say)
+        show_notes(command.notes)
+        shown = command.shell(installation.launcher)
+        console.print(f"Starting vLLM {command.version}:\n  {shown}", soft_wrap=True, markup=False)
+        url = _url(listener.getsockname())
+        names = served_names(arguments, server.served_model_names)
+
+        def announce() -> None:
+            console.print(
+                f"Serving [bold]{', '.join(names)}[/] with vLLM {command.version} on [bold]{url}[/] (Ctrl-C ends it).",
+                soft_wrap=True,
+            )
+
+        return serve(command, installation, listener, vllm_port, announce, say, server)
+
+
+def _url(address: Sequence[Any]) -> str:
+    host, port = address[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
