@@ -21,6 +21,13 @@ Quantization = Literal["fp8"]
 KVCacheDtype = Literal["auto", "fp8"]
 
 
+TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)  # ranks, on one machine
+
+
+def _divisors(size: int) -> list[int]:
+    return [d for d in range(1, size + 1) if size % d == 0]
+
+
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigurationError(message)
@@ -138,9 +145,15 @@ class EngineConfig:
     seed: int = 0  # seeds of requests that bring none are drawn from this
 
     def __post_init__(self) -> None:
+        size, draft_size = self.tensor_parallel_size, self.draft_tensor_parallel_size
         _require(
-            self.tensor_parallel_size >= 1,
-            f"tensor_parallel_size must be at least 1, not {self.tensor_parallel_size}.",
+            size in TENSOR_PARALLEL_SIZES,
+            f"tensor_parallel_size must be one of {', '.join(map(str, TENSOR_PARALLEL_SIZES))}, not {size}.",
+        )
+        _require(
+            draft_size >= 1 and size % draft_size == 0,
+            f"draft_tensor_parallel_size={draft_size} must divide tensor_parallel_size={size}: a draft is whole on "
+            f"every rank (1) or split over groups of ranks of one size ({', '.join(map(str, _divisors(size)))}).",
         )
         fp8_cache = any(model.kv_cache_dtype == "fp8" for model in (self.model, self.draft) if model)
         _require(
@@ -152,6 +165,11 @@ class EngineConfig:
     @property
     def num_speculative_tokens(self) -> int:
         return self.speculative.num_speculative_tokens if self.speculative else 0
+
+    @property
+    def draft_tensor_parallel_size(self) -> int:
+        """Ranks that share one copy of the draft."""
+        return self.speculative.draft_tensor_parallel_size if self.speculative and self.speculative.draft else 1
 
     @property
     def draft(self) -> ModelConfig | None:

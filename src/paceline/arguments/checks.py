@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.arguments.fields import EngineArguments, SpeculativeArguments
 from paceline.arguments.machine import Machine
+from paceline.config import TENSOR_PARALLEL_SIZES
 from paceline.hub.catalog import MISTAKEN_REPOS
 
 SYNTHETIC_NOTE = (
@@ -32,13 +33,48 @@ def check_machine(
         )
     if on_cpu:
         _check_needs_no_gpu(arguments, speculative, machine, problems)
-    sizes = {"tensor_parallel_size": arguments.tensor_parallel_size}
-    if speculative is not None and speculative.draft_tensor_parallel_size is not None:
-        sizes["draft_tensor_parallel_size"] = speculative.draft_tensor_parallel_size
-    for name, size in sizes.items():
-        if size > 1:
-            why = machine.gpus_in_words if size > machine.num_gpus or on_cpu else "this version runs on one GPU"
-            problems.append(f"{name}={size} is not possible: {why}. Set it to 1 or leave it out.")
+    _check_ranks(arguments, speculative, machine, on_cpu, problems)
+
+
+def _check_ranks(
+    arguments: EngineArguments,
+    speculative: SpeculativeArguments | None,
+    machine: Machine,
+    on_cpu: bool,
+    problems: list[str],
+) -> None:
+    """A rank is a GPU; or, where the CPU was asked for by name, a process."""
+    size, draft_size = arguments.tensor_parallel_size, speculative.draft_tensor_parallel_size if speculative else None
+    possible = ", ".join(map(str, TENSOR_PARALLEL_SIZES))
+    if size > 1 and on_cpu and arguments.device != "cpu":
+        problems.append(
+            f"tensor_parallel_size={size} is not possible: {machine.gpus_in_words}. Set it to 1 or leave it out. "
+            "(device='cpu' runs the ranks as processes on this CPU, to try things and not to be faster.)"
+        )
+    elif size > max(machine.num_gpus, 1) and not on_cpu:
+        problems.append(
+            f"tensor_parallel_size={size} is not possible: {machine.gpus_in_words}. Paceline splits a model over the "
+            "GPUs of one machine; past one machine, serve with vLLM from the same arguments: runtime='vllm'."
+        )
+    elif size not in TENSOR_PARALLEL_SIZES:
+        problems.append(
+            f"tensor_parallel_size={size} cannot be used: it must be one of {possible}. Paceline splits a model over "
+            "the GPUs of one machine; past one machine, serve with vLLM from the same arguments: runtime='vllm'."
+        )
+    if draft_size is None:
+        return
+    if speculative is not None and speculative.method == "ngram":
+        if draft_size != 1:
+            problems.append(
+                f"draft_tensor_parallel_size={draft_size} belongs to a draft model; method 'ngram' has none. Leave it "
+                "out."
+            )
+    elif draft_size < 1 or size % draft_size:
+        problems.append(
+            f"draft_tensor_parallel_size={draft_size} cannot be used with tensor_parallel_size={size}: it must divide "
+            "it. 1 keeps a whole draft on every rank, which is fastest; more ranks a draft leave more room for the "
+            "cache."
+        )
 
 
 def _check_needs_no_gpu(
@@ -72,6 +108,11 @@ def notes(
             "enforce_eager=True changes nothing on a CPU."
             if on_cpu
             else "enforce_eager=True switches captured graphs off and costs most of the gain; leave it out."
+        )
+    if on_cpu and arguments.tensor_parallel_size > 1:
+        found.append(
+            f"tensor_parallel_size={arguments.tensor_parallel_size} on a CPU: the ranks share its cores and memory, so "
+            "nothing is faster."
         )
     if on_cpu and "gpu_memory_utilization" in given:
         found.append(

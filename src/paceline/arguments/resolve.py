@@ -91,11 +91,24 @@ def resolve_arguments(
         )
     if draft is not None:
         _check_pair(target, draft, problems)
+    _check_split("tensor_parallel_size", target, engine.tensor_parallel_size, problems)
+    if draft is not None and speculative is not None:
+        _check_split("draft_tensor_parallel_size", draft, speculative.draft_tensor_parallel_size or 1, problems)
     config = _configure(engine, speculative, target, draft, machine, problems)
     _raise(problems)
     assert config is not None
     given = frozenset(arguments)
     return Resolved(config, target.tokenizer, tuple(notes(given, engine, speculative, machine)))
+
+
+def _check_split(argument: str, model: _Checkpoint, size: int, problems: list[str]) -> None:
+    from paceline.models.sharding import shard_model
+
+    try:
+        for rank in range(size):
+            shard_model(model.architecture, rank, size)
+    except ConfigurationError as error:
+        problems.append(f"{argument}={size} is not possible for '{model.name}': {error}")
 
 
 def _raise(problems: list[str]) -> None:

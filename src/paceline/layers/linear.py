@@ -9,6 +9,7 @@ Contract
   gives exactly the logits of K+1 single steps. oneDNN's packed product has this property, and is the fastest one at
   every number of rows; the product behind `F.linear` (a BLAS call) has neither: on an AVX2 CPU it took three times as
   long at 6 rows as at 1 (packed: 1.3 to 1.7 times).
+- With a `group` the inputs are split over its ranks, and the product is the sum of theirs.
 
 The packed form is what torch's own inductor uses for frozen linears (the `mkldnn` operators below). They are not
 documented, so a build or a dtype without them falls back to `F.linear`.
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.distributed.group import ALONE, Group
 from paceline.kernels.fp8 import QuantizedRows, quantize_rows
 from paceline.kernels.fp8_linear import fp8_linear, fp8_product
 from paceline.kernels.product import Product
@@ -30,7 +32,7 @@ _EXPECTED_ROWS = 8  # the packed layout is chosen for this many; others work wit
 
 
 class Linear:
-    __slots__ = ("_packed", "bias", "out_dtype", "weight", "weight_scale")
+    __slots__ = ("_packed", "bias", "group", "out_dtype", "weight", "weight_scale")
 
     def __init__(
         self,
@@ -38,11 +40,13 @@ class Linear:
         bias: Tensor | None = None,
         weight_scale: Tensor | None = None,
         out_dtype: torch.dtype | None = None,
+        group: Group = ALONE,
     ) -> None:
         self.weight = weight  # [n, k]; empty after pack() where there is a packed form
         self.bias = bias  # [n]
         self.weight_scale = weight_scale  # [n] float32 of an FP8 weight
         self.out_dtype = out_dtype or weight.dtype  # of an FP8 product; others have their input's
+        self.group = group  # of ranks that each hold some of the inputs, whose products are added
         self._packed: Tensor | None = None
 
     def pack(self) -> None:
@@ -53,6 +57,10 @@ class Linear:
 
     def __call__(self, x: Tensor | QuantizedRows) -> Tensor:
         """x [M, k] -> [M, n]. Only an FP8 linear takes QuantizedRows."""
+        product = self._own(x)
+        return self.group.all_reduce(product) if self.group.size > 1 else product
+
+    def _own(self, x: Tensor | QuantizedRows) -> Tensor:
         if self.weight_scale is not None:
             rows = x if isinstance(x, QuantizedRows) else quantize_rows(x)
             return fp8_linear(rows, self.weight, self.weight_scale, self.bias, self.out_dtype)
@@ -63,8 +71,10 @@ class Linear:
         return _packed_product(x, self._packed, self.bias)
 
     def product(self, x: Tensor | QuantizedRows) -> Product:
-        """As a call, for a reader that applies the scales an FP8 product of many rows may owe."""
-        if self.weight_scale is None or self.bias is not None or self.out_dtype != torch.bfloat16:
+        """As a call, for a reader that applies the scales an FP8 product of many rows may owe. A sum over ranks owes
+        none: each rank's rows have scales of their own."""
+        is_partial = self.group.size > 1
+        if self.weight_scale is None or self.bias is not None or self.out_dtype != torch.bfloat16 or is_partial:
             return Product(self(x))
         rows = x if isinstance(x, QuantizedRows) else quantize_rows(x)
         return fp8_product(rows, self.weight, self.weight_scale, None, self.out_dtype)

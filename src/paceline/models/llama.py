@@ -8,6 +8,10 @@ Contract
   [T, hidden], normed; `logits` turns chosen ones into float32 logits.
 
 Activations are [T, ...] without a batch dimension: rows exist only in the attention plan.
+
+On several ranks a model is one rank's share (sharding.py): `arch` has the heads and columns of this rank, `o` and
+`down` add up the ranks' partial sums, and `scores` gathers the logits, so that hidden states and logits are whole and
+the same everywhere.
 """
 
 from __future__ import annotations
@@ -16,45 +20,52 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.distributed.group import ALONE, Group
 from paceline.kernels.fp8 import quantize_weight
 from paceline.layers.attention import AttentionPlan, attend, store
 from paceline.layers.linear import Linear
 from paceline.layers.norm import RMSNorm
 from paceline.layers.rotary import rotary_table, rotate_
 from paceline.models.architecture import Architecture
-from paceline.models.loader import FP8, Part
+from paceline.models.loader import FP8, Cut, Part
 from paceline.models.quantization import HEAD, LinearFormats
+from paceline.models.sharding import Shard, Span, shard_model
 
 
 class Parameters:
     """Makes uninitialised parameters on one device, of one dtype or in FP8."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, formats: LinearFormats) -> None:
+    def __init__(self, dtype: torch.dtype, device: torch.device, formats: LinearFormats, group: Group) -> None:
         self.dtype = dtype
         self.device = device
         self.formats = formats
+        self.group = group
 
     def tensor(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def linear(self, outputs: int, inputs: int, *modules: str, bias: bool = False) -> Linear:
-        """A linear fused of these modules of the checkpoint."""
-        own_bias = self.tensor(outputs) if bias else None
+    def linear(self, outputs: int, inputs: int, *modules: str, bias: bool = False, partial: bool = False) -> Linear:
+        """A linear fused of these modules of the checkpoint. `partial`: its inputs are split over the ranks; the first
+        one has the bias, the others zeros."""
+        own_bias = self.tensor(outputs).zero_() if bias else None
+        group = self.group if partial else ALONE
         if not self.formats.is_fp8(*modules):
-            return Linear(self.tensor(outputs, inputs), own_bias)
+            return Linear(self.tensor(outputs, inputs), own_bias, group=group)
         weight = torch.empty((outputs, inputs), dtype=FP8, device=self.device)
         scale = torch.empty(outputs, dtype=torch.float32, device=self.device)
-        return Linear(weight, own_bias, scale, self.dtype)
+        return Linear(weight, own_bias, scale, self.dtype, group=group)
 
 
 class Attention:
-    def __init__(self, index: int, arch: Architecture, make: Parameters) -> None:
+    def __init__(self, index: int, shard: Shard, make: Parameters) -> None:
+        arch = shard.local
+        self.shard = shard
         self.arch = arch
         self.window = arch.sliding_windows[index]
         name = f"model.layers.{index}.self_attn"
         fused = (f"{name}.q_proj", f"{name}.k_proj", f"{name}.v_proj")
         self.qkv = make.linear(arch.q_size + 2 * arch.kv_size, arch.hidden_size, *fused, bias=arch.qkv_bias)
-        self.o = make.linear(arch.hidden_size, arch.q_size, f"{name}.o_proj", bias=arch.o_bias)
+        self.o = make.linear(arch.hidden_size, arch.q_size, f"{name}.o_proj", bias=arch.o_bias, partial=True)
         self.q_norm = RMSNorm(make.tensor(arch.head_dim), arch.rms_norm_eps) if arch.qk_norm else None
         self.k_norm = RMSNorm(make.tensor(arch.head_dim), arch.rms_norm_eps) if arch.qk_norm else None
 
@@ -76,20 +87,23 @@ class Attention:
         k.copy_(self.k_norm(k))
 
     def checkpoint_parts(self) -> dict[str, Part]:
-        q, kv = self.arch.q_size, self.arch.kv_size
-        parts = _split(self.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv}) | _split(self.o, {"o_proj": -1})
+        q, kv = self.shard.heads * self.arch.head_dim, self.shard.kv_heads * self.arch.head_dim
+        parts = _by_outputs(self.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv})
+        parts |= _by_inputs(self.o, "o_proj", q, self.shard.rank)
         if self.q_norm is not None and self.k_norm is not None:
             parts |= {"q_norm.weight": Part(self.q_norm.weight), "k_norm.weight": Part(self.k_norm.weight)}
         return parts
 
 
 class MLP:
-    def __init__(self, index: int, arch: Architecture, make: Parameters) -> None:
+    def __init__(self, index: int, shard: Shard, make: Parameters) -> None:
+        arch = shard.local
+        self.shard = shard
         self.size = arch.intermediate_size
         name = f"model.layers.{index}.mlp"
         fused = (f"{name}.gate_proj", f"{name}.up_proj")
         self.gate_up = make.linear(2 * self.size, arch.hidden_size, *fused, bias=arch.mlp_bias)
-        self.down = make.linear(arch.hidden_size, self.size, f"{name}.down_proj", bias=arch.mlp_bias)
+        self.down = make.linear(arch.hidden_size, self.size, f"{name}.down_proj", bias=arch.mlp_bias, partial=True)
 
     def __call__(self, x: Tensor) -> Tensor:
         gate_up = self.gate_up(x)
@@ -97,15 +111,16 @@ class MLP:
         return self.down(functional.silu(gate).mul_(up))
 
     def checkpoint_parts(self) -> dict[str, Part]:
-        return _split(self.gate_up, {"gate_proj": self.size, "up_proj": self.size}) | _split(
-            self.down, {"down_proj": -1}
-        )
+        inner = self.shard.inner
+        parts = _by_outputs(self.gate_up, {"gate_proj": inner, "up_proj": inner})
+        return parts | _by_inputs(self.down, "down_proj", inner, self.shard.rank)
 
 
 class DecoderLayer:
-    def __init__(self, index: int, arch: Architecture, make: Parameters) -> None:
-        self.attention = Attention(index, arch, make)
-        self.mlp = MLP(index, arch, make)
+    def __init__(self, index: int, shard: Shard, make: Parameters) -> None:
+        arch = shard.local
+        self.attention = Attention(index, shard, make)
+        self.mlp = MLP(index, shard, make)
         self.input_norm = RMSNorm(make.tensor(arch.hidden_size), arch.rms_norm_eps)
         self.post_norm = RMSNorm(make.tensor(arch.hidden_size), arch.rms_norm_eps)
 
@@ -142,16 +157,30 @@ class LlamaModel:
         device: torch.device,
         max_positions: int,
         formats: LinearFormats | None = None,
+        group: Group = ALONE,
+        *,
+        reduces_head: bool = False,
     ) -> None:
-        make = Parameters(dtype, device, formats or LinearFormats())
-        self.arch = arch
-        self.embedding = make.tensor(arch.vocab_size, arch.hidden_size)
-        self.layers = [DecoderLayer(index, arch, make) for index in range(arch.num_layers)]
+        """`arch` is the whole model's; `group`: the ranks that share it. `reduces_head`: `reduce_head` will be called.
+        A reduced head is small, and whole on every rank."""
+        make = Parameters(dtype, device, formats or LinearFormats(), group)
+        shard = shard_model(arch, group.rank, group.size)
+        self.arch = arch = shard.local
+        self.group = ALONE if reduces_head else group  # of the head
+        self._tokens = Span(0, arch.vocab_size, arch.vocab_size) if reduces_head else shard.tokens
+        # With rows behind the last token's, so that every rank's share of a tied head has the same size.
+        self._table = make.tensor(max(arch.vocab_size, self.group.size * shard.head_rows), arch.hidden_size)
+        self._table[arch.vocab_size :].zero_()
+        self.embedding = self._table[: arch.vocab_size]
+        self.layers = [DecoderLayer(index, shard, make) for index in range(arch.num_layers)]
         self.norm = RMSNorm(make.tensor(arch.hidden_size), arch.rms_norm_eps)
         # A tied FP8 head is a copy of its own, made by pack(): the embedding keeps its dtype.
-        tied = arch.tied_embeddings and not make.formats.head
-        head_rows = arch.draft_vocab_size or arch.vocab_size
-        self.head = Linear(self.embedding) if tied else make.linear(head_rows, arch.hidden_size, HEAD)
+        self._ties_head = arch.tied_embeddings and not make.formats.head
+        head_rows = arch.draft_vocab_size or (arch.vocab_size if reduces_head else shard.head_rows)
+        self._own_rows = self._table[self.group.rank * head_rows :][:head_rows]  # of a tied head
+        self.head = Linear(self._own_rows) if self._ties_head else make.linear(head_rows, arch.hidden_size, HEAD)
+        if not self._ties_head:
+            self.head.weight[self._tokens.length :].zero_()
         self.head_tokens: Tensor | None = None  # [N] int64: the tokens that the head's rows are for; None: all
         self.rotary = rotary_table(arch.rope, arch.head_dim, max_positions).to(device, dtype)
         self.kv_scales = torch.ones(arch.num_layers, 2)  # [layers, (key, value)]: what one unit of an FP8 cache means
@@ -175,14 +204,14 @@ class LlamaModel:
         """[L, hidden_size] -> [L, vocab_size] in the model's dtype; minus infinity where a reduced head has no row."""
         scores = self.head(hidden)
         if self.head_tokens is None:
-            return scores
+            return self.group.all_gather(scores)[:, : self.arch.vocab_size] if self.group.size > 1 else scores
         wide = scores.new_full((scores.shape[0], self.arch.vocab_size), float("-inf"))
         return wide.index_copy_(1, self.head_tokens, scores)
 
     def reduce_head(self, tokens: Tensor, *, cut: bool) -> None:
         """From now on the head is for `tokens` [N] alone, ascending. `cut`: it has rows for all, and most are dropped.
 
-        Called before `pack`.
+        Called before `pack`, of a model that was made for it.
         """
         self.head_tokens = tokens.to(self.embedding.device)
         if cut:
@@ -196,7 +225,7 @@ class LlamaModel:
     def pack(self) -> None:
         """Bring every linear into its fastest form; called once, after loading, one weight at a time."""
         if self.arch.tied_embeddings and self.head.weight_scale is not None:
-            rows = self.embedding if self.head_tokens is None else self.embedding.index_select(0, self.head_tokens)
+            rows = self._own_rows if self.head_tokens is None else self.embedding.index_select(0, self.head_tokens)
             quantized, scales = quantize_weight(rows)
             self.head.weight.copy_(quantized)
             self.head.weight_scale.copy_(scales)
@@ -210,9 +239,9 @@ class LlamaModel:
         """Of all parameters in the form they have now; what is shared (a tied head) counts once."""
         linears = [linear for layer in self.layers for linear in layer.linears]
         norms = [norm.weight for layer in self.layers for norm in layer.norms]
-        head = 0 if self.head.weight is self.embedding else self.head.num_bytes
+        head = 0 if self.head.weight is self._own_rows else self.head.num_bytes
         return (
-            self.embedding.nbytes
+            self._table.nbytes
             + head
             + sum(linear.num_bytes for linear in linears)
             + sum(weight.nbytes for weight in [*norms, self.norm.weight])
@@ -222,7 +251,9 @@ class LlamaModel:
         """Valid until `pack`. Every tensor name of the checkpoint, with the memory it is loaded into."""
         parts = {"model.embed_tokens.weight": Part(self.embedding), "model.norm.weight": Part(self.norm.weight)}
         if not self.arch.tied_embeddings:
-            parts[f"{HEAD}.weight"] = Part(self.head.weight, self.head.weight_scale)
+            cut = Cut(0, self._tokens) if self.group.size > 1 else None
+            rows, scale = self.head.weight[: self._tokens.length], self.head.weight_scale
+            parts[f"{HEAD}.weight"] = Part(rows, None if scale is None else scale[: self._tokens.length], cut=cut)
         for index, layer in enumerate(self.layers):
             prefix = f"model.layers.{index}"
             parts |= {f"{prefix}.{name}": part for name, part in layer.checkpoint_parts().items()}
@@ -232,14 +263,25 @@ class LlamaModel:
         return parts
 
 
-def _split(linear: Linear, sizes: dict[str, int]) -> dict[str, Part]:
-    """The rows of a fused projection by the names they have in the checkpoint; -1: all of them."""
+def _by_outputs(linear: Linear, spans: dict[str, Span]) -> dict[str, Part]:
+    """The rows of a fused projection by the names they have in the checkpoint."""
     parts, start = {}, 0
-    for name, size in sizes.items():
-        end = linear.weight.shape[0] if size < 0 else start + size
+    for name, span in spans.items():
+        end = start + span.length
         scale = linear.weight_scale[start:end] if linear.weight_scale is not None else None
-        parts[f"{name}.weight"] = Part(linear.weight[start:end], scale)
+        cut = Cut(0, span) if span.length < span.full else None
+        parts[f"{name}.weight"] = Part(linear.weight[start:end], scale, cut=cut)
         if linear.bias is not None:
-            parts[f"{name}.bias"] = Part(linear.bias[start:end])
+            parts[f"{name}.bias"] = Part(linear.bias[start:end], cut=cut)
         start = end
+    return parts
+
+
+def _by_inputs(linear: Linear, name: str, span: Span, rank: int) -> dict[str, Part]:
+    """A projection whose inputs are split over the ranks; its outputs, their scales and the bias are not."""
+    cut = Cut(1, span) if span.length < span.full else None
+    parts = {f"{name}.weight": Part(linear.weight, linear.weight_scale, cut=cut)}
+    if linear.bias is not None:
+        nothing = Cut(0, Span(0, 0, linear.bias.shape[0]))  # the bias is added once, by the first rank
+        parts[f"{name}.bias"] = Part(linear.bias[:0], cut=nothing) if rank else Part(linear.bias)
     return parts

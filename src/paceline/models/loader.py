@@ -1,18 +1,20 @@
 """Fills a model's parameters, from *.safetensors or with seeded random numbers.
 
 Contract
-- One tensor of the checkpoint is in memory at a time beside the model. Names are checked in both directions before
-  anything is copied: a missing tensor would leave garbage, an unexpected one means that the decoder does not compute
-  what the checkpoint was trained for.
+- One tensor of the checkpoint, or the piece of it that this rank holds, is in memory at a time beside the model. Names
+  are checked in both directions before anything is copied: a missing tensor would leave garbage, an unexpected one
+  means that the decoder does not compute what the checkpoint was trained for.
 - What a tensor is in the file and what it is in the model are independent: FP8 goes into FP8 as it is, into another
   dtype by its scales, and any float is quantised on its way into FP8, on the device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -21,6 +23,7 @@ from torch import Tensor
 from paceline.errors import UnsupportedModelError
 from paceline.kernels.fp8 import quantize_weight
 from paceline.models.draft_head import MAP_NAME
+from paceline.models.sharding import Span
 from paceline.models.support import weight_files
 
 FP8 = torch.float8_e4m3fn
@@ -38,16 +41,33 @@ _DUMMY_CHUNK = 1 << 26  # random numbers made at a time on a GPU
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """A piece of a checkpoint's tensor: a span of its rows (0) or columns (1)."""
+
+    dimension: int
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """The memory that one tensor of the checkpoint goes into: rows of a parameter, often of a fused one."""
 
     data: Tensor
     scale: Tensor | None = None  # [n] float32, where data [n, k] is FP8
     optional: bool = False  # keeps its value if the checkpoint has no such tensor
+    cut: Cut | None = None  # the piece of the tensor that belongs here; None: all of it
 
     @property
     def num_bytes(self) -> int:
         return self.data.nbytes + (self.scale.nbytes if self.scale is not None else 0)
+
+    @property
+    def full_shape(self) -> list[int]:
+        """Of the tensor in the checkpoint."""
+        shape = list(self.data.shape)
+        if self.cut is not None:
+            shape[self.cut.dimension] = self.cut.span.full
+        return shape
 
 
 @torch.no_grad()
@@ -59,7 +79,7 @@ def load_weights(parts: Mapping[str, Part], path: Path, *, tied_embeddings: bool
     for file in sorted(set(where.values())):
         with safe_open(file, framework="pt") as opened:
             for name in (name for name, holder in where.items() if holder == file):
-                _Loading(name, path, parts[_part_name(name)]).fill(opened.get_tensor(name), scales.get(name))
+                _Loading(name, path, parts[_part_name(name)]).fill(opened.get_slice(name), scales.get(name))
 
 
 def _locate(path: Path, tied_embeddings: bool) -> dict[str, Path]:
@@ -122,13 +142,17 @@ class _Loading:
     path: Path
     part: Part
 
-    def fill(self, tensor: Tensor, scale: Tensor | None) -> None:
+    def fill(self, stored: Any, scale: Tensor | None) -> None:
+        """`stored`: the tensor as safetensors has it, of which only the part's piece is read."""
         data, rows = self.part.data, self.part.scale
-        if tensor.shape != data.shape and not (self.part.optional and tensor.numel() == data.numel()):
+        found, wanted = list(stored.get_shape()), self.part.full_shape
+        if found != wanted and not (self.part.optional and math.prod(found) == data.numel()):
             raise UnsupportedModelError(
-                f"{self.path}: tensor {self.name} has shape {list(tensor.shape)}; config.json asks for "
-                f"{list(data.shape)}."
+                f"{self.path}: tensor {self.name} has shape {found}; config.json asks for {wanted}."
             )
+        if data.numel() == 0:
+            return
+        tensor = self._piece(stored)
         if tensor.dtype == FP8:
             self._fill_from_fp8(tensor, self._row_scales(tensor, scale))
         elif not tensor.is_floating_point() or tensor.element_size() < 2:
@@ -143,6 +167,15 @@ class _Loading:
         else:
             data.copy_(tensor.view(data.shape))
 
+    def _piece(self, stored: Any) -> Tensor:
+        cut = self.part.cut
+        if cut is None:
+            whole: Tensor = stored[...]
+            return whole
+        span = slice(cut.span.start, cut.span.start + cut.span.length)
+        piece: Tensor = stored[span] if cut.dimension == 0 else stored[:, span]
+        return piece
+
     def _fill_from_fp8(self, tensor: Tensor, scales: Tensor) -> None:
         data, rows = self.part.data, self.part.scale
         if rows is not None:
@@ -156,11 +189,14 @@ class _Loading:
         """[n] float32, from one scale a row or one for the whole tensor."""
         if scale is None:
             raise UnsupportedModelError(f"{self.path}: tensor {self.name} is FP8, and {self.name}_scale is missing.")
-        num_rows = tensor.shape[0]
+        num_rows, cut = self.part.full_shape[0], self.part.cut
         if scale.numel() == 1:
-            return scale.to(torch.float32).flatten().expand(num_rows)
+            return scale.to(torch.float32).flatten().expand(tensor.shape[0])
         if scale.shape in ((num_rows,), (num_rows, 1)):
-            return scale.to(torch.float32).flatten()
+            scales = scale.to(torch.float32).flatten()
+            if cut is not None and cut.dimension == 0:
+                return scales[cut.span.start :][: cut.span.length]
+            return scales  # columns alone are split: the scales belong to whole rows
         raise UnsupportedModelError(
             f"{self.path}: tensor {self.name}_scale has shape {list(scale.shape)}; supported are one scale for the "
             f"tensor and one for each of its {num_rows} rows."
@@ -168,9 +204,9 @@ class _Loading:
 
 
 @torch.no_grad()
-def fill_dummy(parts: Mapping[str, Part], seed: int) -> None:
+def fill_dummy(parts: Mapping[str, Part], seed: int, rank: int = 0) -> None:
     """Random weights (std 0.02, norms 1, biases 0). A seed gives the same ones on every machine's CPU; a GPU makes
-    them itself, 70 GB in seconds, and gives others."""
+    them itself, 70 GB in seconds, and gives others. Ranks differ in what they share between them, and in that alone."""
     for index, name in enumerate(sorted(parts)):
         part = parts[name]
         if part.optional:
@@ -180,7 +216,8 @@ def fill_dummy(parts: Mapping[str, Part], seed: int) -> None:
         elif "norm" in name:
             part.data.fill_(1.0)
         else:
-            _fill_random(part, seed * 1_000_003 + index)
+            own = rank if part.cut is not None else 0
+            _fill_random(part, (seed * 1_009 + own) * 1_000_003 + index)
 
 
 def _fill_random(part: Part, seed: int) -> None:

@@ -41,7 +41,8 @@ class GraphCache(Generic[Result]):
         function()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # thread_local: NCCL's own threads may ask the driver for the state of events meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = function()
         self._pool = graph.pool()
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.config import ModelConfig
+from paceline.distributed.group import ALONE, Group
 from paceline.layers.linear import has_fp8_products
 from paceline.models import fused
 from paceline.models.architecture import Architecture, read_architecture
@@ -68,11 +69,13 @@ class ModelRunner:
         config: ModelConfig,
         device: torch.device | str = "cpu",
         *,
+        group: Group = ALONE,
         seed: int = 0,
         fp8_products: bool | None = None,
     ) -> ModelRunner:
         """Read `config.path`; load_format 'dummy' needs only its config.json and fills from `seed`.
 
+        `group`: the ranks that share the model; each reads only its own slices.
         `fp8_products` None: as the device has them. True on a CPU computes what FP8 kernels would, by their slow
         references: to measure and to test quality.
         """
@@ -87,9 +90,12 @@ class ModelRunner:
             tied_embeddings=architecture.tied_embeddings,
             has_fp8_products=has_fp8_products(device) if fp8_products is None else fp8_products,
         )
-        model = LlamaModel(architecture, dtype, device, config.max_model_len, formats)
+        model = LlamaModel(
+            architecture, dtype, device, config.max_model_len, formats, group,
+            reduces_head=_reduces_head(architecture, config),
+        )  # fmt: skip
         if config.load_format == "dummy":
-            fill_dummy(model.checkpoint_parts(), seed)
+            fill_dummy(model.checkpoint_parts(), seed, group.rank)
         else:
             load_weights(model.checkpoint_parts(), config.path, tied_embeddings=architecture.tied_embeddings)
         _reduce_head(model, config)
@@ -135,6 +141,11 @@ class ModelRunner:
         self.pool.zero_slots(slots)
 
 
+def _reduces_head(arch: Architecture, config: ModelConfig) -> bool:
+    cut = config.head_size is not None and config.head_size < arch.vocab_size
+    return arch.draft_vocab_size is not None or cut
+
+
 def _reduce_head(model: LlamaModel, config: ModelConfig) -> None:
     """The head of a draft that proposes only some tokens: as its checkpoint has it, or cut to what was asked for."""
     arch = model.arch
@@ -144,7 +155,7 @@ def _reduce_head(model: LlamaModel, config: ModelConfig) -> None:
             np.arange(arch.draft_vocab_size) if dummy else read_map(config.path, arch.draft_vocab_size, arch.vocab_size)
         )
         model.reduce_head(torch.from_numpy(tokens), cut=False)
-    elif config.head_size is not None and config.head_size < arch.vocab_size:
+    elif _reduces_head(arch, config):
         counts = read_counts(config.path, arch.vocab_size)
         assert counts is not None, "the arguments have checked that the draft says which tokens are frequent"
         tokens = frequent_tokens(counts, config.head_size, config.eos_token_ids)

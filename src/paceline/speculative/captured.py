@@ -156,6 +156,10 @@ class CapturedDecoder:
         timings = StepTimings(draft=b - a, verify=c - b, accept=d - c)
         return StepResult(step_id=step.plan.step_id, rows=results, timings=timings, decoding=True, captured=True)
 
+    def is_done(self) -> bool:
+        """Has the oldest step under way landed? Asks without waiting."""
+        return not self._under_way or self._under_way[0].landing.is_done()
+
     def run(self, plan: StepPlan) -> StepResult:
         self.submit(plan)
         return self.collect()
@@ -314,6 +318,9 @@ class _Landing:
         self._host[: packed.numel()].copy_(packed, non_blocking=True)
         if self._event is not None:
             self._event.record()
+
+    def is_done(self) -> bool:
+        return self._event is None or bool(self._event.query())
 
     def read(self, num_rows: int, width: int) -> tuple[list[list[int]], list[int]]:
         if self._event is not None:

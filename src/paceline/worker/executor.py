@@ -1,4 +1,4 @@
-"""The executor: the ranks behind one call. Today one rank, in this process.
+"""The executor: the ranks behind one call. One rank runs in this process; more have a leader here (parallel_executor).
 
 `make_executor` is the only way in for the engine's owner; the engine itself knows the protocol alone.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from paceline.config import EngineConfig
 from paceline.engine.interfaces import Executor
-from paceline.errors import ConfigurationError
 from paceline.plan import StepPlan, StepResult
 from paceline.structured.store import GrammarStore
 from paceline.worker.worker import Worker
@@ -43,10 +42,10 @@ class InProcessExecutor:
 def make_executor(config: EngineConfig, grammars: GrammarStore | None = None) -> Executor:
     """Load the models and plan the memory; without `grammars` no request may have one.
 
-    Raises ConfigurationError for what this version cannot run.
+    Raises ConfigurationError for what cannot run here.
     """
     if config.tensor_parallel_size > 1:
-        raise ConfigurationError(
-            f"tensor_parallel_size={config.tensor_parallel_size}: this version runs on one rank; leave it at 1."
-        )
+        from paceline.worker.parallel_executor import ParallelExecutor
+
+        return ParallelExecutor(config, grammars)
     return InProcessExecutor(Worker(config, grammars), config.cache.block_size)

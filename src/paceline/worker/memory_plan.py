@@ -12,7 +12,7 @@ Never more than all sequences at full length could use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.config import EngineConfig
 from paceline.errors import ConfigurationError
@@ -30,6 +30,7 @@ class DeviceMemory:
     total_bytes: int = 0
     activation_bytes: int = 0  # peak of a step beside weights and pools
     graph_bytes: int = 0  # of the captured graphs
+    num_sharers: int = 1  # ranks that take their pools from the same memory (on a CPU)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,10 @@ class MemoryPlan:
     graph_bytes: int = 0
     other_bytes: int = 0  # in use on the device, and not by this engine's tensors
     limit_bytes: int = 0  # of the device; 0: no limit is known
+
+    def with_blocks(self, num_blocks: int) -> MemoryPlan:
+        """The same with the number of blocks that all ranks have room for."""
+        return replace(self, num_blocks=num_blocks, is_all=self.is_all and num_blocks == self.num_blocks)
 
     @property
     def pool_bytes(self) -> int:
@@ -66,6 +71,12 @@ class MemoryPlan:
             table["memory: context and others"] = _mib(self.other_bytes)
             table["memory: in all"] = f"{_mib(self.planned_bytes)} of {_mib(self.limit_bytes)} that may be used"
         return table
+
+    def in_words(self) -> str:
+        """In one line, for one of several ranks."""
+        if self.limit_bytes:
+            return f"{_mib(self.planned_bytes)} of {_mib(self.limit_bytes)} that may be used"
+        return f"{_mib(self.planned_bytes)}"
 
     def _pools_in_words(self) -> str:
         words = _mib(self.pool_bytes)
@@ -93,7 +104,7 @@ def plan_memory(
     most = config.scheduler.max_num_seqs * per_sequence + 1
     limit = int(config.cache.memory_utilization * memory.total_bytes) if config.device == "cuda" else 0
     room = memory.free_bytes - (memory.total_bytes - limit) - memory.activation_bytes - memory.graph_bytes
-    asked = config.cache.num_blocks or min(most, _budget(config, room, memory.free_bytes) // per_block)
+    asked = config.cache.num_blocks or min(most, _budget(config, room, memory) // per_block)
     num_blocks = max(asked, 0)
     if num_blocks - 1 < per_sequence:
         raise ConfigurationError(_too_small(config, num_blocks, per_sequence, per_block, limit, room))
@@ -118,11 +129,11 @@ def plan_memory(
     )
 
 
-def _budget(config: EngineConfig, room: int, free_bytes: int) -> int:
+def _budget(config: EngineConfig, room: int, memory: DeviceMemory) -> int:
     if config.cache.kv_cache_memory_bytes is not None:
         return config.cache.kv_cache_memory_bytes
     if config.device == "cpu":
-        return min(int(free_bytes * _CPU_SHARE), _CPU_LIMIT)
+        return min(int(memory.free_bytes * _CPU_SHARE), _CPU_LIMIT) // memory.num_sharers
     return room
 
 

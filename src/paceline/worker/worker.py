@@ -1,14 +1,19 @@
-"""Worker: one rank. Loads both models, allocates both pools, executes plans.
+"""Worker: one rank. Loads both models, or its share of them, allocates both pools, executes plans.
 
-It keeps no sequence between two steps: everything a step needs is in its plan.
+It keeps no sequence between two steps: everything a step needs is in its plan. In a world of several ranks each has a
+worker, and all do the same: `load`, `prepare`, and then every plan in the leader's order.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import psutil
 import torch
 
 from paceline.config import EngineConfig
+from paceline.distributed.world import World
+from paceline.layers.restrictions import MaskProvider
 from paceline.plan import StepPlan, StepResult
 from paceline.runner.model_runner import ModelRunner
 from paceline.speculative.acceptance import make_acceptance
@@ -19,23 +24,34 @@ from paceline.structured.masks import GrammarMasks
 from paceline.structured.store import GrammarStore
 from paceline.worker.memory_plan import DeviceMemory, MemoryPlan, plan_memory
 from paceline.worker.profile import MIN_BLOCKS, activation_bytes, largest_steps
+from paceline.worker.shared_masks import SharedMasks
 
 _DRAFT_COUNTS = (0, 1, 2, 3, 4, 5, 7)  # captured up to the K of the configuration, which is captured too
 
 
 class Worker:
-    def __init__(self, config: EngineConfig, grammars: GrammarStore | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        grammars: GrammarStore | None = None,
+        world: World | None = None,
+        *,
+        loaded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`loaded` is called once the weights are in memory; behind it ranks wait for each other."""
         self._config = config
-        self._device = torch.device(config.device)
-        self.target = ModelRunner.load(config.model, self._device)
-        self.draft = ModelRunner.load(config.draft, self._device) if config.draft else None
+        self._world = world or World(device=torch.device(config.device))
+        self._device = self._world.device
+        self.target = ModelRunner.load(config.model, self._device, group=self._world.target)
+        self.draft = ModelRunner.load(config.draft, self._device, group=self._world.draft) if config.draft else None
+        loaded()
         self.decoder = SpeculativeDecoder(
             self.target,
             self._proposer(),
             block_size=config.cache.block_size,
             vocab_size=self._vocab_size(),
             acceptance=make_acceptance(config.speculative),
-            masks=GrammarMasks(grammars, self._vocab_size(), self._device) if grammars else None,
+            masks=self._masks(grammars),
         )
         self.captured = self._captured_decoder()
         self.memory = self._plan_memory()
@@ -65,6 +81,10 @@ class Worker:
         """Only behind a captured step: what the next one must know of it stays on the device."""
         return self._done is None and self.captured is not None and self.captured.num_under_way == 1
 
+    def is_done(self) -> bool:
+        """`collect` would not wait."""
+        return self._done is not None or self.captured is None or self.captured.is_done()
+
     def describe(self) -> dict[str, str]:
         """What was decided while loading, for the table printed at start."""
         table = {}
@@ -85,7 +105,7 @@ class Worker:
 
     def _plan_memory(self) -> MemoryPlan:
         block_size = self._config.cache.block_size
-        return plan_memory(
+        plan = plan_memory(
             self._config,
             target_weight_bytes=self.target.weight_bytes,
             draft_weight_bytes=self.draft.weight_bytes if self.draft else 0,
@@ -93,10 +113,11 @@ class Worker:
             draft_bytes_per_block=self.draft.bytes_per_block(block_size) if self.draft else 0,
             memory=self._device_memory(),
         )
+        return plan.with_blocks(self._world.target.minimum(plan.num_blocks))  # block numbers are the same on all ranks
 
     def _device_memory(self) -> DeviceMemory:
         if self._device.type == "cpu":
-            return DeviceMemory(free_bytes=int(psutil.virtual_memory().available))
+            return DeviceMemory(free_bytes=int(psutil.virtual_memory().available), num_sharers=self._world.size)
         self._allocate_pools(MIN_BLOCKS)
         peak = activation_bytes(self.decoder.run, largest_steps(self._config), self._device)
         graphs = self.captured.measure_bytes() if self.captured is not None else 0
@@ -121,6 +142,12 @@ class Worker:
             draft_counts=[*(count for count in _DRAFT_COUNTS if count < k), k],
             synthetic_rates=speculative.synthetic_acceptance_rates if speculative is not None else (),
         )
+
+    def _masks(self, grammars: GrammarStore | None) -> MaskProvider | None:
+        if self._world.size == 1:
+            return GrammarMasks(grammars, self._vocab_size(), self._device) if grammars else None
+        own = GrammarMasks(grammars, self._vocab_size(), self._device) if grammars and not self._world.rank else None
+        return SharedMasks(own, self._world.target, self._vocab_size(), self._device)
 
     def _vocab_size(self) -> int:
         """Ids both models have; the configuration's, where the tokenizer has set it lower."""
