@@ -25,14 +25,17 @@ class ModelBytes:
         return self.weights + num_rows * num_positions * self.kv_per_position
 
 
-def model_bytes(arch: Architecture, formats: LinearFormats, *, dtype_bytes: int, kv_bytes: int) -> ModelBytes:
-    """`dtype_bytes` and `kv_bytes`: of one number in the model's dtype and in the cache."""
+def model_bytes(
+    arch: Architecture, formats: LinearFormats, *, dtype_bytes: int, kv_bytes: int, head_rows: int | None = None
+) -> ModelBytes:
+    """`dtype_bytes` and `kv_bytes`: of one number in the model's dtype and in the cache. `arch` and `head_rows` (None:
+    all tokens) are one rank's share where several share the model."""
     weights = parameters = 0
     for layer in range(arch.num_layers):
         for modules, outputs, inputs in _linears(arch, layer):
             parameters += outputs * inputs
             weights += _linear_bytes(outputs, inputs, dtype_bytes, is_fp8=formats.is_fp8(*modules))
-    weights += _linear_bytes(arch.vocab_size, arch.hidden_size, dtype_bytes, is_fp8=formats.is_fp8(HEAD))
+    weights += _linear_bytes(head_rows or arch.vocab_size, arch.hidden_size, dtype_bytes, is_fp8=formats.is_fp8(HEAD))
     return ModelBytes(weights, 2 * arch.kv_size * arch.num_layers * kv_bytes, parameters)
 
 

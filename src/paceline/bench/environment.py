@@ -62,7 +62,12 @@ def _hardware(device: str | None) -> dict[str, Any]:
     found["torch_threads"] = torch.get_num_threads()
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        found |= {"gpu": properties.name, "gpu_memory_bytes": properties.total_memory, "cuda": torch.version.cuda}
+        found |= {
+            "gpu": properties.name,
+            "num_gpus": torch.cuda.device_count(),
+            "gpu_memory_bytes": properties.total_memory,
+            "cuda": torch.version.cuda,
+        }
     return found
 
 

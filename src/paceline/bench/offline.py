@@ -95,17 +95,21 @@ def _free(device: str) -> None:
 
 def engine_ceiling(config: EngineConfig, bandwidth: float) -> Ceiling:
     """`bandwidth` in bytes a second."""
-    draft = model_ceiling(config.draft, config.device) if config.draft else None
-    return Ceiling(model_ceiling(config.model, config.device), draft, bandwidth)
+    draft = None
+    if config.draft is not None:
+        draft = model_ceiling(config.draft, config.device, config.draft_tensor_parallel_size)
+    return Ceiling(model_ceiling(config.model, config.device, config.tensor_parallel_size), draft, bandwidth)
 
 
-def model_ceiling(model: ModelConfig, device: str) -> ModelBytes:
-    """The bytes of a model as it will lie in memory, from its config.json."""
+def model_ceiling(model: ModelConfig, device: str, num_ranks: int = 1) -> ModelBytes:
+    """The bytes of a model as it will lie in the memory of the first of `num_ranks` ranks, which has the largest
+    share, from its config.json."""
     import torch
 
     from paceline.layers.linear import has_fp8_products
     from paceline.models.architecture import read_architecture
     from paceline.models.quantization import choose_formats
+    from paceline.models.sharding import shard_model
 
     architecture = read_architecture(model.path)
     formats = choose_formats(
@@ -116,4 +120,11 @@ def model_ceiling(model: ModelConfig, device: str) -> ModelBytes:
         has_fp8_products=has_fp8_products(torch.device(device)),
     )
     size = _DTYPE_BYTES[model.dtype]
-    return model_bytes(architecture, formats, dtype_bytes=size, kv_bytes=1 if model.kv_cache_dtype == "fp8" else size)
+    shard = shard_model(architecture, 0, num_ranks)
+    return model_bytes(
+        shard.local,
+        formats,
+        head_rows=shard.head_rows,
+        dtype_bytes=size,
+        kv_bytes=1 if model.kv_cache_dtype == "fp8" else size,
+    )

@@ -65,6 +65,12 @@ def offline(
     gpu_memory_utilization: Annotated[float | None, _option("Share of a GPU's memory. Default 0.9.", _ENGINE)] = None,
     kv_cache_memory_bytes: Annotated[int | None, _option("Size of the KV cache.", _ENGINE)] = None,
     enforce_eager: Annotated[bool, _option("Do without captured graphs.", _ENGINE, "--enforce-eager")] = False,
+    tensor_parallel_size: Annotated[
+        int | None, _option("GPUs that share the target: 1, 2, 4 or 8. Default 1.", _ENGINE)
+    ] = None,
+    draft_tensor_parallel_size: Annotated[
+        int | None, _option("GPUs that share one copy of the draft. Default 1: a whole one on each.", _ENGINE)
+    ] = None,
 ) -> None:
     """Decode speed by batch and K, without server and tokenizer, and how far from the hardware's limit.
 
@@ -94,11 +100,13 @@ def offline(
         "gpu_memory_utilization": gpu_memory_utilization,
         "kv_cache_memory_bytes": kv_cache_memory_bytes,
         "enforce_eager": enforce_eager,
+        "tensor_parallel_size": tensor_parallel_size,
     }
     speculative: dict[str, Any] = {}
     if draft not in (None, "ngram"):
         speculative["quantization"] = quantization if draft_quantization is None else _or_none(draft_quantization)
         speculative["quantize_lm_head"] = quantize_draft_lm_head
+        speculative["draft_tensor_parallel_size"] = draft_tensor_parallel_size
     models = Models(
         model=model,
         draft=draft,

@@ -19,11 +19,12 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from torch import Tensor
-from torch.distributed.distributed_c10d import AllgatherOptions
 
 from paceline.errors import ConfigurationError
+
+dist: Any = torch.distributed  # its stores, options and backends have no public types
 
 TIMEOUT = timedelta(minutes=30)  # of one collective: ranks load at their own pace; a dead one is noticed elsewhere
 
@@ -87,28 +88,28 @@ class ProcessGroup:
         self._backend = _backend(store, rank, size, device)
         self._all_reduce, self._minimum = dist.AllreduceOptions(), dist.AllreduceOptions()
         self._minimum.reduceOp = dist.ReduceOp.MIN
-        self._gather, self._broadcast = AllgatherOptions(), dist.BroadcastOptions()
+        self._gather, self._broadcast = dist.distributed_c10d.AllgatherOptions(), dist.BroadcastOptions()
         self._broadcast.rootRank = 0
         for options in (self._all_reduce, self._minimum, self._gather, self._broadcast):
             options.asyncOp = False  # on the current stream, so without events between two streams
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        self._backend.allreduce([x], self._all_reduce).wait()
+        _finish(self._backend.allreduce([x], self._all_reduce))
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         rows, width = x.shape
         parts = torch.empty((self.size, rows, width), dtype=x.dtype, device=x.device)
-        self._backend._allgather_base(parts.view(-1), x.contiguous().view(-1), self._gather).wait()
+        _finish(self._backend._allgather_base(parts.view(-1), x.contiguous().view(-1), self._gather))
         return parts.transpose(0, 1).reshape(rows, self.size * width)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        self._backend.broadcast([x], self._broadcast).wait()
+        _finish(self._backend.broadcast([x], self._broadcast))
         return x
 
     def minimum(self, value: int) -> int:
         wanted = torch.tensor([value], dtype=torch.int64, device=self._device)
-        self._backend.allreduce([wanted], self._minimum).wait()
+        _finish(self._backend.allreduce([wanted], self._minimum))
         return int(wanted.item())
 
     def abort(self) -> None:
@@ -118,10 +119,16 @@ class ProcessGroup:
             self._backend.abort()
 
 
+def _finish(work: Any) -> None:
+    """Later steps on this stream see the result. A backend that sees to that itself gives nothing to wait for."""
+    if work is not None:
+        work.wait()
+
+
 def _backend(store: Any, rank: int, size: int, device: torch.device) -> Any:
-    """A backend object of torch. They have no public types, but have had these constructors for years."""
+    """A backend object of torch, not known to the rest of torch."""
     if device.type == "cpu":
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = TIMEOUT
         return dist.ProcessGroupGloo(store, rank, size, options)

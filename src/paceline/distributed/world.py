@@ -17,9 +17,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from paceline.distributed.group import ALONE, Group, ProcessGroup
+from paceline.distributed.group import ALONE, Group, ProcessGroup, dist
 
 _MEETING = timedelta(seconds=120)  # every rank has said that it is up before anyone waits for another
 # Over the loopback alone, as befits one machine. NVLink multicast stays off: on shared hosts its faults outlive us.

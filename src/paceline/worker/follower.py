@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
@@ -22,6 +21,7 @@ import msgspec
 from paceline.config import EngineConfig
 from paceline.distributed import messages
 from paceline.engine import wire
+from paceline.engine.core_process import end_with_parent
 from paceline.errors import PacelineError
 
 DEFAULT_FACTORY = "paceline.worker.worker:Worker"
@@ -33,7 +33,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach whole groups; the leader decides, and ends us
         signal.signal(number, signal.SIG_IGN)
     setup = msgspec.json.decode(sys.stdin.buffer.readline(), type=messages.Setup)
-    _end_with_leader(sys.stdin.fileno())
+    end_with_parent(sys.stdin.fileno())
     logging.basicConfig(level=logging.INFO, format=f"%(levelname)s rank {setup.rank} %(name)s: %(message)s")
     connection = Connection(setup.reports)
     status = _serve(setup, connection, sys.argv[1] if len(sys.argv) > 1 else DEFAULT_FACTORY)
@@ -86,17 +86,6 @@ def _follow(worker, connection: Connection, report, check_every: int) -> None:  
                     report(messages.Digest(result.step_id, messages.digest(result)))
             case messages.Stop():
                 return
-
-
-def _end_with_leader(lifeline: int) -> None:
-    """The descriptor and not a file object: a thread that waits inside one keeps the interpreter from ending."""
-
-    def wait() -> None:
-        while os.read(lifeline, 1):
-            pass
-        os._exit(0)
-
-    threading.Thread(target=wait, name="lifeline", daemon=True).start()
 
 
 if __name__ == "__main__":
