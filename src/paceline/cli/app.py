@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.bench import bench_app
+from paceline.cli.deploy import deploy_app
 from paceline.cli.options import with_engine_options
 
 app = typer.Typer(
@@ -26,6 +27,7 @@ app = typer.Typer(
 models_app = typer.Typer(no_args_is_help=True, help="The models on this machine: list, pull, rm.")
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
+app.add_typer(deploy_app, name="deploy")
 
 ModelArgument = Annotated[
     str | None,
@@ -346,11 +348,16 @@ def list_models() -> None:
 
 
 @models_app.command("pull")
-def pull_model(name: Annotated[str, typer.Argument(help="A known name, or a repo id such as org/model.")]) -> None:
+def pull_model(
+    name: Annotated[str, typer.Argument(help="A known name, or a repo id such as org/model.")],
+    to: Annotated[
+        Path | None, typer.Option(help="As a plain directory there, outside the cache.", show_default=False)
+    ] = None,
+) -> None:
     """Bring a model to this machine."""
     from paceline.cli.models import pull_model
 
-    pull_model(name)
+    pull_model(name, to)
 
 
 @models_app.command("rm")

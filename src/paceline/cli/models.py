@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 
@@ -24,8 +26,9 @@ def show_models() -> None:
         say(f"Not here yet: {', '.join(missing)}. Bring one with: paceline models pull {missing[0]}")
 
 
-def pull_model(name: str) -> None:
-    Console().print(f"{name}: {hub.pull(name, say)}", highlight=False, soft_wrap=True)
+def pull_model(name: str, to: Path | None) -> None:
+    path = hub.pull(name, say) if to is None else hub.pull_to(name, to, say)
+    Console().print(f"{name}: {path}", highlight=False, soft_wrap=True)
 
 
 def remove_model(name: str) -> None:

@@ -2,6 +2,7 @@
 
     resolve(name_or_path) -> Path                 the directory, brought here first if that takes a download
     pull(name, progress=None) -> Path             bring a model by name or repo id; progress(line) at each stage
+    pull_to(name, directory, progress=None) -> Path    the same as a plain directory of its own, whole or absent
     list_models() -> list[ModelInfo]              what is in the cache, and the models shipped inside the package
     remove(name) -> Path                          delete a model from the cache
     known_models() -> tuple[str, ...]             the names that `pull` knows without a hub
@@ -14,6 +15,7 @@ until weights are converted, and pickled weights are never fetched.
 
 from paceline.hub.cache import ModelInfo, list_models, paceline_home, remove
 from paceline.hub.catalog import known_models
+from paceline.hub.place import pull_to
 from paceline.hub.resolve import pull, resolve
 
-__all__ = ["ModelInfo", "known_models", "list_models", "paceline_home", "pull", "remove", "resolve"]
+__all__ = ["ModelInfo", "known_models", "list_models", "paceline_home", "pull", "pull_to", "remove", "resolve"]

@@ -20,13 +20,16 @@ def is_repo_id(name: str) -> bool:
     return _REPO_ID.fullmatch(name) is not None
 
 
-def fetch_repository(repo_id: str, say: Callable[[str], None]) -> Path:
-    """Return the snapshot's directory: the local one if it is whole and the hub cannot be reached."""
+def fetch_repository(repo_id: str, say: Callable[[str], None], directory: Path | None = None) -> Path:
+    """Return the snapshot's directory: the local one if it is whole and the hub cannot be reached.
+
+    With `directory` the files are put there, and a download that broke off goes on.
+    """
     from huggingface_hub import snapshot_download
 
     say(f"Fetching {repo_id} from the model hub")
     try:
-        path = Path(snapshot_download(repo_id, allow_patterns=ALLOWED, ignore_patterns=IGNORED))
+        path = Path(snapshot_download(repo_id, allow_patterns=ALLOWED, ignore_patterns=IGNORED, local_dir=directory))
     except Exception as error:  # the hub's client raises errors of several libraries: every one means "not fetched"
         raise ConfigurationError(_explain(repo_id, error)) from error
     if not is_model_directory(path):

@@ -1,0 +1,70 @@
+"""Read manifests: files and folders of YAML or JSON, several documents a file, Lists unpacked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline.deploy.check.findings import Document
+from paceline.errors import ConfigurationError
+
+SUFFIXES = (".yaml", ".yml", ".json")
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _StrictLoader(_Loader):  # type: ignore[misc]
+    """A key given twice is an error, as with kubectl --validate=strict."""
+
+
+def _mapping(loader: Any, node: yaml.MappingNode) -> Any:
+    seen = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is there twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def read_documents(paths: Sequence[Path]) -> list[Document]:
+    """Raises ConfigurationError for what is no manifest at all; kustomizations are left out."""
+    found = [document for path in paths for file in _files(path) for document in _read(file)]
+    if not found:
+        raise ConfigurationError(f"No manifests in {', '.join(map(str, paths)) or 'nothing'}.")
+    return found
+
+
+def load_objects(file: Path) -> list[Any]:
+    """Every document of a file that is not empty."""
+    try:
+        text = file.read_text()
+        if file.suffix == ".json":
+            return [json.loads(text)]
+        return [content for content in yaml.load_all(text, Loader=_StrictLoader) if content is not None]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"Cannot read {file}: {getattr(error, 'strerror', None) or error}.") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+    return [path]
+
+
+def _read(file: Path) -> Iterator[Document]:
+    for content in load_objects(file):
+        if not isinstance(content, dict) or not isinstance(content.get("kind"), str) or "apiVersion" not in content:
+            raise ConfigurationError(f"{file} holds something that is no Kubernetes object: no apiVersion and kind.")
+        items = content.get("items") if content["kind"].endswith("List") else None
+        for item in items if isinstance(items, list) else [content]:
+            if not str(item.get("apiVersion", "")).startswith("kustomize.config.k8s.io/"):
+                yield Document(str(file), item)

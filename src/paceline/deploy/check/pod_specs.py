@@ -1,0 +1,68 @@
+"""Where pods are described: every kind that has containers, with what else decides what its pods will be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.deploy.check.findings import Json
+
+_TEMPLATES = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job")
+# Volumes of KServe's LLM template, into which an LLMInferenceService is merged.
+_LLM_TEMPLATE_VOLUMES = frozenset({"home", "dshm", "model-cache", "tls-certs"})
+
+
+@dataclass(frozen=True, slots=True)
+class PodSpec:
+    path: str
+    spec: Json
+    # Volumes that come from elsewhere; None: from where this check cannot see.
+    other_volumes: frozenset[str] | None = frozenset()
+    inherits_probes: bool = False  # merged into KServe's template, which has the handlers
+    serves: bool = True  # for long, with clients; a Job does not
+
+
+def pod_specs(content: Json) -> Iterator[PodSpec]:
+    kind, spec = content.get("kind"), _mapping(content.get("spec"))
+    if kind == "Pod":
+        yield PodSpec("$.spec", spec)
+    elif kind in _TEMPLATES:
+        yield PodSpec(
+            "$.spec.template.spec", _mapping(_mapping(spec.get("template")).get("spec")), serves=kind != "Job"
+        )
+    elif kind == "CronJob":
+        template = _mapping(_mapping(_mapping(spec.get("jobTemplate")).get("spec")).get("template"))
+        yield PodSpec("$.spec.jobTemplate.spec.template.spec", _mapping(template.get("spec")), serves=False)
+    elif kind in ("ServingRuntime", "ClusterServingRuntime"):
+        yield PodSpec("$.spec", spec)
+    elif kind == "InferenceService":
+        yield from _inference_service(spec)
+    elif kind == "LLMInferenceService":
+        for path, part in (("$.spec", spec), ("$.spec.prefill", _mapping(spec.get("prefill")))):
+            for name in ("template", "worker"):
+                if name in part:
+                    yield PodSpec(f"{path}.{name}", _mapping(part[name]), _LLM_TEMPLATE_VOLUMES, inherits_probes=True)
+
+
+def _inference_service(spec: Json) -> Iterator[PodSpec]:
+    """The model's container is merged into the runtime's, whose volumes are in another object."""
+    for component in ("predictor", "transformer", "explainer"):
+        part = _mapping(spec.get(component))
+        if part:
+            merged = dict(part)
+            model = part.get("model")
+            if isinstance(model, dict):
+                merged["containers"] = [*(part.get("containers") or []), {"name": "kserve-container", **model}]
+            yield PodSpec(f"$.spec.{component}", merged, None)
+
+
+def containers(spec: Json) -> Iterator[tuple[str, Json]]:
+    for field in ("initContainers", "containers"):
+        for index, container in enumerate(spec.get(field) or []):
+            if isinstance(container, dict):
+                yield f".{field}[{index}]", container
+
+
+def _mapping(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}

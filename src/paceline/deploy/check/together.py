@@ -1,0 +1,91 @@
+"""Rules over several objects, and over an object and what it was before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from paceline.deploy.check.findings import Document, Finding, Json, error
+
+_RUNTIME_NAMES = ("vllm", "paceline")
+
+
+def volumes_of_runtime(documents: Sequence[Document], content: Json) -> frozenset[str] | None:
+    """The volumes that an InferenceService's pods have from its runtime; None: the runtime is not among these files."""
+    model = (((content.get("spec") or {}).get("predictor")) or {}).get("model") or {}
+    for document in documents:
+        runtime = document.content
+        if document.kind == "ServingRuntime" and _name(runtime) == model.get("runtime"):
+            return frozenset(volume.get("name") for volume in (runtime.get("spec") or {}).get("volumes") or [])
+    return None
+
+
+def together_findings(document: Document, documents: Sequence[Document]) -> Iterator[Finding]:
+    content = document.content
+    if document.kind == "Service" and _name(content) in _RUNTIME_NAMES:
+        yield error(
+            "$.metadata.name",
+            f"a Service '{_name(content)}' puts {_name(content).upper()}_PORT into every pod of its namespace, which "
+            "the runtime takes for its own setting. Choose another name.",
+        )
+    if document.kind == "ServiceMonitor":
+        yield from _monitor_ports(content, documents)
+
+
+def _monitor_ports(monitor: Json, documents: Sequence[Document]) -> Iterator[Finding]:
+    wanted = ((monitor.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
+    services = [
+        other.content
+        for other in documents
+        if other.kind == "Service"
+        and wanted.items() <= ((other.content.get("metadata") or {}).get("labels") or {}).items()
+    ]
+    if not any(document.kind == "Service" for document in documents):
+        return
+    if not services:
+        yield error("$.spec.selector", "selects none of the Services among these files.")
+    ports = {port.get("name") for service in services for port in (service.get("spec") or {}).get("ports") or []}
+    for index, endpoint in enumerate((monitor.get("spec") or {}).get("endpoints") or []):
+        if services and endpoint.get("port") not in (None, *ports):
+            yield error(
+                f"$.spec.endpoints[{index}].port", f"'{endpoint['port']}' is no port of the Service it selects."
+            )
+
+
+def change_findings(document: Document, previous: Sequence[Document]) -> Iterator[Finding]:
+    """What cannot be changed in place."""
+    before = next(
+        (other.content for other in previous if _identity(other.content) == _identity(document.content)), None
+    )
+    if before is None:
+        return
+    old, new = before.get("spec") or {}, document.content.get("spec") or {}
+    if document.kind == "LLMInferenceService" and _total(old) != _total(new):
+        yield error(
+            "$.spec.parallelism",
+            f"the total size goes from {_total(old)} to {_total(new)}, which KServe refuses: delete the service first, "
+            "or make one of another name and move the route.",
+        )
+    if document.kind in ("Deployment", "StatefulSet") and old.get("selector") != new.get("selector"):
+        yield error("$.spec.selector", "cannot be changed: delete the object first.")
+    if document.kind == "PersistentVolumeClaim":
+        for field in ("accessModes", "storageClassName"):
+            if old.get(field) != new.get(field):
+                yield error(f"$.spec.{field}", "of a claim cannot be changed: make one of another name.")
+    if document.kind == "Job" and old.get("template") != new.get("template"):
+        yield error("$.spec.template", "of a Job cannot be changed: delete the finished Job before applying.")
+
+
+def _total(spec: Json) -> int:
+    parallelism = spec.get("parallelism") or {}
+    return prod(size for name in ("data", "pipeline", "tensor") if isinstance(size := parallelism.get(name, 1), int))
+
+
+def _identity(content: Json) -> tuple[object, ...]:
+    metadata = content.get("metadata") or {}
+    group = str(content.get("apiVersion")).partition("/")[0]
+    return (group, content.get("kind"), metadata.get("namespace"), metadata.get("name"))
+
+
+def _name(content: Json) -> str:
+    return str((content.get("metadata") or {}).get("name"))

@@ -1,0 +1,115 @@
+"""What the server's container runs: the values' engine options as the arguments of `paceline serve` or of vLLM."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.arguments.fields import read_engine_arguments, read_speculative_arguments
+from paceline.deploy.target import DRAFT_MOUNT, MODEL_MOUNT, PORT, Target
+from paceline.errors import ConfigurationError, did_you_mean
+
+# Engine options that `paceline serve` takes on its command line, beside the model and speculative_config.
+SERVE_OPTIONS = (
+    "dtype", "quantization", "quantize_lm_head", "kv_cache_dtype", "max_model_len", "device", "tensor_parallel_size",
+    "gpu_memory_utilization", "kv_cache_memory_bytes", "block_size", "max_num_seqs", "max_num_batched_tokens",
+    "enable_prefix_caching", "enforce_eager", "max_logprobs", "seed", "load_format",
+)  # fmt: skip
+_SET_ELSEWHERE = {
+    "model": "model.source",
+    "tokenizer": "model.source",
+    "speculative_model": "draft.source",
+    "num_speculative_tokens": "engine.speculative_config.num_speculative_tokens",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCommand:
+    """`arguments` follow `paceline serve MODEL` or `vllm serve MODEL`; each is one word, unquoted."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    def as_additional_args(self) -> str:
+        """For KServe's template, which passes VLLM_ADDITIONAL_ARGS through a shell's eval: every word is quoted."""
+        return " ".join(shlex.quote(word) for word in self.arguments)
+
+
+def server_command(target: Target) -> ServerCommand:
+    """Raises ConfigurationError with every problem of the engine options."""
+    return _vllm(target) if target.runtime == "vllm" else _paceline(target)
+
+
+def engine_arguments(target: Target) -> dict[str, Any]:
+    """As `LLM(...)` would take them, with the models where they are mounted."""
+    arguments = dict(target.values.engine)
+    speculative = arguments.pop("speculative_config", None)
+    arguments["model"] = MODEL_MOUNT
+    if speculative is not None or target.values.draft:
+        arguments["speculative_config"] = dict(speculative or {})
+        if target.values.draft:
+            arguments["speculative_config"] |= {"method": "draft_model", "model": DRAFT_MOUNT}
+    return arguments
+
+
+def _paceline(target: Target) -> ServerCommand:
+    arguments = engine_arguments(target)
+    problems: list[str] = []
+    for name in target.values.engine:
+        if name in _SET_ELSEWHERE:
+            problems.append(f"engine.{name}: set {_SET_ELSEWHERE[name]} instead.")
+    read_engine_arguments(arguments, problems)
+    read_speculative_arguments(arguments, problems)
+    _raise(problems)
+    words = ["--host", "0.0.0.0", "--port", str(PORT), "--served-model-name", target.served_name]
+    for name in SERVE_OPTIONS:
+        words += _option(name, arguments.pop(name, None))
+    if "speculative_config" in arguments:
+        words += ["--speculative-config", _json(arguments.pop("speculative_config"))]
+    del arguments["model"]
+    for name in arguments:
+        problems.append(
+            f"engine.{name}: `paceline serve` has no such option.{did_you_mean(name, SERVE_OPTIONS)} Leave it out."
+        )
+    _raise(problems)
+    return ServerCommand(tuple(words), {})
+
+
+def _vllm(target: Target) -> ServerCommand:
+    from paceline.runtimes.vllm import facts_of, translate
+
+    values = target.values
+    by_template = target.platform == "kserve-llm"  # which passes name and address itself
+    command = translate(
+        engine_arguments(target),
+        facts_of(values.vllm.version),
+        served_model_names=() if by_template else (target.served_name,),
+        host=None if by_template else "0.0.0.0",
+        port=None if by_template else PORT,
+        vllm_args=values.vllm.args,
+    )
+    drain = ("--shutdown-timeout", str(values.rollout.longest_request_seconds))
+    return ServerCommand((*command.arguments(), *drain), command.environment, command.notes)
+
+
+def _option(name: str, value: Any) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if value is None or (value is False and name != "enable_prefix_caching"):
+        return []
+    if name == "enable_prefix_caching":
+        return [] if value else [f"--no-{flag[2:]}"]
+    return [flag] if value is True else [flag, str(value)]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _raise(problems: list[str]) -> None:
+    if problems:
+        lines = problems[0] if len(problems) == 1 else "".join(f"\n  {i}. {p}" for i, p in enumerate(problems, 1))
+        raise ConfigurationError(f"The engine options cannot be used: {lines}")

@@ -1,0 +1,104 @@
+"""Rules over more than one field of the values: what a cluster would accept and then fail at, or never schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paceline.deploy.quantity import to_bytes
+from paceline.deploy.target import Target
+from paceline.errors import ConfigurationError
+
+# A Service NAME gives every pod of its namespace NAME_PORT=tcp://...; both runtimes read such variables as their own.
+RUNTIME_NAMES = ("vllm", "paceline")
+_SHARED = ("ReadWriteMany", "ReadOnlyMany")
+
+
+def check_consistency(target: Target) -> None:
+    problems = list(_problems(target))
+    if len(problems) == 1:
+        raise ConfigurationError(problems[0])
+    if problems:
+        lines = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(problems, 1))
+        raise ConfigurationError(f"{len(problems)} problems with these values:{lines}")
+
+
+def _problems(target: Target) -> Iterator[str]:
+    yield from _names(target)
+    yield from _gpus(target)
+    yield from _memory(target)
+    yield from _storage(target)
+    yield from _scaling(target)
+
+
+def _names(target: Target) -> Iterator[str]:
+    if target.name in RUNTIME_NAMES:
+        yield (
+            f"name={target.name!r}: a Service of the runtime's own name puts {target.name.upper()}_PORT into every pod "
+            "of the namespace, which the runtime takes for its setting. Name it after the model."
+        )
+    if target.draft_folder == target.model_folder:
+        yield (
+            f"model and draft would lie in the same folder '{target.model_folder}' of the claim: give one of them "
+            "another 'folder'."
+        )
+    for field, text in (("model.served_name", target.served_name), ("name", target.name)):
+        if "{{" in text:
+            yield f"{field}: '{{{{' would be read as a template by KServe; leave it out."
+
+
+def _gpus(target: Target) -> Iterator[str]:
+    values = target.values
+    size = target.tensor_parallel_size
+    if target.on_cpu and size > 1:
+        yield f"engine.tensor_parallel_size={size} needs GPUs, and these values ask for none (device cpu or gpus 0)."
+    elif values.resources.gpus not in (None, 0, size):
+        yield (
+            f"resources.gpus={values.resources.gpus} and engine.tensor_parallel_size={size} disagree: a pod holds one "
+            "server, which uses exactly its tensor-parallel size. Leave resources.gpus out."
+        )
+    if values.resources.gpus == 0 and values.engine.get("device") not in ("cpu", None):
+        yield f"resources.gpus=0 and engine.device={values.engine.get('device')!r} disagree."
+
+
+def _memory(target: Target) -> Iterator[str]:
+    resources = target.values.resources
+    memory, shm = to_bytes(resources.memory), to_bytes(resources.shm)
+    if shm * 2 > memory:
+        yield (
+            f"resources.shm={resources.shm} counts towards resources.memory={resources.memory}: give memory at least "
+            "twice as much."
+        )
+    if target.num_gpus and shm < 2**30:
+        yield f"resources.shm={resources.shm} is too little for NCCL on GPUs; give 16Gi."
+
+
+def _storage(target: Target) -> Iterator[str]:
+    values = target.values
+    models, cache = values.storage.models, values.storage.compile_cache
+    if models.download and models.access_mode == "ReadOnlyMany":
+        yield "storage.models.access_mode=ReadOnlyMany cannot be downloaded to: fill the claim and set download: false."
+    if cache.access_mode == "ReadOnlyMany":
+        yield "storage.compile_cache.access_mode=ReadOnlyMany: the compile cache is written to."
+    for field, claim in (("models", models), ("compile_cache", cache)):
+        if claim.access_mode == "ReadWriteOncePod" and field == "models" and models.download:
+            yield "storage.models.access_mode=ReadWriteOncePod: the download Job and the server both mount the claim."
+        if values.most_replicas > 1 and claim.access_mode not in _SHARED:
+            yield (
+                f"storage.{field}.access_mode={claim.access_mode} with {values.most_replicas} replicas: pods on a "
+                "second node could not mount it. Use ReadWriteMany and a storage_class that has it."
+            )
+    if models.existing_claim is not None and models.existing_claim == cache.existing_claim:
+        yield "storage.models and storage.compile_cache name one claim; only one of them is mounted read-only."
+
+
+def _scaling(target: Target) -> Iterator[str]:
+    values = target.values
+    if values.scaling is None:
+        return
+    least, most = values.scaling.min_replicas, values.scaling.max_replicas
+    if least > most:
+        yield f"scaling.min_replicas={least} is more than scaling.max_replicas={most}."
+    if "replicas" in values.model_fields_set:
+        yield "replicas and scaling exclude each other: the autoscaler owns the number. Leave replicas out."
+    if not values.monitoring.enabled:
+        yield "scaling reads Prometheus, and monitoring.enabled=false leaves the pods unscraped. Enable it."

@@ -1,0 +1,76 @@
+"""Is a model directory whole and readable? Looks at names and sizes; no weight is read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from paceline.deploy.doctor.findings import Finding, error, ok, warning
+from paceline.deploy.doctor.system import System
+
+_CHECK = "model"
+_PULL = "Has the download Job ended? kubectl logs job/NAME-download says; see storage.models of the values."
+
+
+def model_findings(path: Path, system: System) -> list[Finding]:
+    place = system.path(path)
+    try:
+        problem = _problem(path, place)
+    except PermissionError as denied:
+        problem = error(
+            _CHECK,
+            f"{path}: {denied.filename} cannot be read by uid {system.uid()}.",
+            "The claim belongs to another user: set security.user (fsGroup) to its owner, or change its owner.",
+        )
+    if problem is not None:
+        return [problem]
+    size = sum(file.stat().st_size for file in place.glob("*.safetensors"))
+    return [ok(_CHECK, f"{path}: {size / 1e9:,.1f} GB of weights"), *_memory(path, size, system)]
+
+
+def _problem(path: Path, place: Path) -> Finding | None:
+    if not place.exists():
+        return error(_CHECK, f"{path} does not exist.", _PULL)
+    if not place.is_dir():
+        return error(_CHECK, f"{path} is no directory.", "Give the model's directory, the one with its config.json.")
+    names = set(os.listdir(place))
+    if "config.json" not in names:
+        there = ", ".join(sorted(names)[:5]) or "nothing"
+        return error(_CHECK, f"{path} holds no config.json, but {there}.", f"Is it the folder above? {_PULL}")
+    weights = {name for name in names if name.endswith(".safetensors")}
+    if not weights:
+        return error(_CHECK, f"{path} holds no safetensors weights.", "Pickled weights are not loaded; convert them.")
+    missing = sorted(_indexed(place) - weights)
+    if missing:
+        return error(_CHECK, f"{path} is incomplete: {len(missing)} of its files are missing ({missing[0]} …).", _PULL)
+    for name in sorted(names & {"config.json", "tokenizer.json", *weights}):
+        with (place / name).open("rb") as file:
+            if not file.read(1):
+                return error(_CHECK, f"{path}/{name} is empty.", "Remove the folder and download the model again.")
+    if "tokenizer.json" not in names:
+        return warning(_CHECK, f"{path} has no tokenizer.json.", "A draft may do without; a served model may not.")
+    return None
+
+
+def _indexed(place: Path) -> set[str]:
+    index = place / "model.safetensors.index.json"
+    try:
+        return set(json.loads(index.read_text())["weight_map"].values())
+    except FileNotFoundError:
+        return set()
+    except (ValueError, KeyError, AttributeError):
+        return {"a readable model.safetensors.index.json"}
+
+
+def _memory(path: Path, size: int, system: System) -> list[Finding]:
+    limit = system.memory_limit_bytes()
+    if limit is None or system.gpu_devices() or size < limit:
+        return []
+    return [
+        error(
+            _CHECK,
+            f"{path} has {size / 1e9:,.1f} GB of weights, and the container's memory limit is {limit / 1e9:,.1f} GB.",
+            "Raise resources.memory: without a GPU the weights lie in it.",
+        )
+    ]

@@ -1,0 +1,1 @@
+"""What stands around the workload: network, storage, disruption, monitoring, scaling."""

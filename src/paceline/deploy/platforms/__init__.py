@@ -1,0 +1,1 @@
+"""What runs the pods: a Deployment, KServe's InferenceService, or KServe's LLMInferenceService."""

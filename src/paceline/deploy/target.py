@@ -1,0 +1,112 @@
+"""Target: values, platform and runtime together, and every name that manifests share.
+
+KServe makes the pods of two of the three platforms; what selects them there are KServe's own labels.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paceline.deploy.values import Platform, Runtime, Values
+
+PORT = 8000
+MODEL_MOUNT = "/mnt/models"  # where KServe puts a model as well
+DRAFT_MOUNT = "/mnt/draft"  # beside it, not below: nothing can be mounted inside a read-only mount
+CACHE_MOUNT = "/cache"
+SERVER = "server"  # app.kubernetes.io/component of the pods that serve
+DOWNLOAD = "model-download"
+
+Labels = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    values: Values
+    platform: Platform
+    runtime: Runtime
+
+    @property
+    def name(self) -> str:
+        return self.values.name
+
+    @property
+    def api_name(self) -> str:
+        """Of our Service: KServe owns the plain name, and pods would be given NAME_PORT of it in their environment."""
+        return f"{self.name}-api"
+
+    @property
+    def models_claim(self) -> str:
+        return self.values.storage.models.existing_claim or f"{self.name}-models"
+
+    @property
+    def compile_cache_claim(self) -> str:
+        return self.values.storage.compile_cache.existing_claim or f"{self.name}-compile-cache"
+
+    @property
+    def model_folder(self) -> str:
+        return self.values.model.folder or folder_of(self.values.model.source)
+
+    @property
+    def draft_folder(self) -> str | None:
+        draft = self.values.draft
+        return (draft.folder or folder_of(draft.source)) if draft else None
+
+    @property
+    def served_name(self) -> str:
+        return self.values.model.served_name or self.name
+
+    @property
+    def num_gpus(self) -> int:
+        """Of one pod."""
+        wanted = self.values.resources.gpus
+        return self.tensor_parallel_size * (not self.on_cpu) if wanted is None else wanted
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.values.engine.get("device") == "cpu" or self.values.resources.gpus == 0
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        size = self.values.engine.get("tensor_parallel_size", 1)
+        return size if isinstance(size, int) else 1  # anything else is a problem that consistency.py names
+
+    @property
+    def serves_tls(self) -> bool:
+        """KServe's own LLM template starts vLLM with a certificate; everything else here speaks plain HTTP."""
+        return self.platform == "kserve-llm" and self.runtime == "vllm"
+
+    @property
+    def termination_seconds(self) -> int:
+        """Longer than the longest request, so that a rollout cuts nobody off."""
+        rollout = self.values.rollout
+        return rollout.pre_stop_seconds + rollout.longest_request_seconds + 30
+
+    def metric(self, suffix: str) -> str:
+        """Paceline's metrics have vLLM's suffixes."""
+        return f"{self.runtime}:{suffix}"
+
+    def labels(self, component: str = SERVER) -> Labels:
+        return {
+            "app.kubernetes.io/name": "paceline",
+            "app.kubernetes.io/instance": self.name,
+            "app.kubernetes.io/component": component,
+        }
+
+    def pod_selector(self) -> Labels:
+        match self.platform:
+            case "kubernetes":
+                return self.labels()
+            case "kserve":
+                return {"serving.kserve.io/inferenceservice": self.name}
+            case "kserve-llm":
+                return {
+                    "app.kubernetes.io/name": self.name,
+                    "app.kubernetes.io/part-of": "llminferenceservice",
+                    "kserve.io/component": "workload",
+                }
+
+
+def folder_of(source: str) -> str:
+    """org/Some-Model -> some-model"""
+    return re.sub(r"[^a-z0-9.-]+", "-", source.rsplit("/", 1)[-1].lower()).strip("-.") or "model"

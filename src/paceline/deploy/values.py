@@ -1,0 +1,167 @@
+"""The file of values: what it may hold, with defaults. Sizes are Kubernetes quantities, times are in the unit named.
+
+An unknown key, a wrong type and a value out of range are errors; `values_file.py` words them. Rules that need more
+than one field are in `consistency.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Platform = Literal["kubernetes", "kserve", "kserve-llm"]
+Runtime = Literal["paceline", "vllm"]
+AccessMode = Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
+
+_LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+DnsLabel = Annotated[str, Field(pattern=_LABEL, max_length=63)]
+Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$")]
+# A registry's port is no tag; what follows the last slash must name a version, so that a rollback means something.
+Image = Annotated[str, Field(pattern=r"^[a-z0-9][\w.:/-]*/?[\w.-]+(:[\w][\w.-]*|@sha256:[0-9a-f]{64})$")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Model(_Part):
+    source: Annotated[str, Field(min_length=1)]  # a repo id or a known name: what `paceline models pull` takes
+    served_name: str | None = None  # in the API; the deployment's name if not given
+    folder: Annotated[str, Field(pattern=r"^[\w][\w./-]*$")] | None = None  # on the claim; else from `source`
+
+
+class Draft(_Part):
+    source: Annotated[str, Field(min_length=1)]
+    folder: Annotated[str, Field(pattern=r"^[\w][\w./-]*$")] | None = None
+
+
+class Vllm(_Part):
+    """Used with --runtime vllm only."""
+
+    image: Image = "vllm/vllm-openai:v0.32.0"
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\d+)?$")] = "0.32.0"  # of what is in the image
+    args: tuple[str, ...] = Field(default=(), strict=False)  # more of its options, in its own spelling
+
+
+class Resources(_Part):
+    gpus: Annotated[int, Field(ge=0, le=8)] | None = None  # a pod; the tensor-parallel size if not given
+    gpu_resource: str = "nvidia.com/gpu"
+    cpu: Annotated[int, Field(ge=1)] = 8  # requested, in cores
+    memory: Quantity = "64Gi"  # requested and limit; /dev/shm counts towards it
+    shm: Quantity = "16Gi"
+
+
+class Claim(_Part):
+    existing_claim: DnsLabel | None = None  # else one is made
+    size: Quantity = "200Gi"
+    storage_class: str | None = None  # the cluster's default if not given
+    access_mode: AccessMode = "ReadWriteOnce"
+
+
+class ModelsClaim(Claim):
+    download: bool = True  # by a Job, from the model hub; off: the folders are there already
+
+
+class CompileCacheClaim(Claim):
+    size: Quantity = "20Gi"
+
+
+class Storage(_Part):
+    models: ModelsClaim = ModelsClaim()
+    compile_cache: CompileCacheClaim = CompileCacheClaim()
+
+
+class SecretKey(_Part):
+    name: DnsLabel
+    key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$")]
+
+
+class Secrets(_Part):
+    hub_token: SecretKey | None = None
+    api_key: SecretKey | None = None
+
+
+class Scaling(_Part):
+    """By KEDA, on waiting requests and use of the KV cache; never on GPU utilisation, which says nothing about load."""
+
+    min_replicas: Annotated[int, Field(ge=1)] = 1
+    max_replicas: Annotated[int, Field(ge=1)]
+    prometheus_url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
+    waiting_per_replica: Annotated[int, Field(ge=1)] = 4
+    kv_cache_usage: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    scale_down_minutes: Annotated[int, Field(ge=1, le=60)] = 15
+
+
+class Rollout(_Part):
+    startup_minutes: Annotated[int, Field(ge=1, le=180)] = 60  # until the model must be loaded
+    longest_request_seconds: Annotated[int, Field(ge=10, le=7200)] = 600
+    pre_stop_seconds: Annotated[int, Field(ge=1, le=120)] = 15  # until every proxy has forgotten the pod
+
+
+class Gateway(_Part):
+    name: DnsLabel
+    namespace: DnsLabel
+
+
+class Route(_Part):
+    gateway: Gateway
+    hostname: Annotated[str, Field(pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+$")]
+
+
+class Network(_Part):
+    """Who may reach the pods: their own namespace, the route's gateway, Prometheus, and these."""
+
+    prometheus_namespace: DnsLabel = "monitoring"
+    allow_namespaces: tuple[DnsLabel, ...] = Field(default=(), strict=False)
+
+
+class Monitoring(_Part):
+    enabled: bool = True
+    labels: dict[str, str] = {"release": "kube-prometheus-stack"}  # what the Prometheus selects monitors and rules by
+    interval_seconds: Annotated[int, Field(ge=5, le=300)] = 15
+    min_acceptance_rate: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    max_waiting: Annotated[int, Field(ge=1)] = 32
+
+
+class Toleration(_Part):
+    key: str
+    operator: Literal["Exists", "Equal"] = "Exists"
+    value: str | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class Scheduling(_Part):
+    node_selector: dict[str, str] = {}
+    tolerations: tuple[Toleration, ...] = Field(default=(), strict=False)
+    priority_class: str | None = None
+    service_account: DnsLabel | None = None
+
+
+class Security(_Part):
+    user: Annotated[int, Field(ge=1)] = 10001  # and group; owns the claims through fsGroup
+
+
+class Values(_Part):
+    name: Annotated[str, Field(pattern=_LABEL, max_length=40)]  # other names are made from it
+    namespace: DnsLabel
+    image: Image  # of Paceline: the server, and the download and waiting steps of either runtime
+    vllm: Vllm = Vllm()
+    model: Model
+    draft: Draft | None = None
+    engine: dict[str, Any] = {}  # as `paceline serve` takes it, in its (and vLLM's) names
+    resources: Resources = Resources()
+    storage: Storage = Storage()
+    secrets: Secrets = Secrets()
+    replicas: Annotated[int, Field(ge=1)] = 1  # where nothing scales
+    scaling: Scaling | None = None
+    rollout: Rollout = Rollout()
+    route: Route | None = None
+    network: Network = Network()
+    monitoring: Monitoring = Monitoring()
+    scheduling: Scheduling = Scheduling()
+    security: Security = Security()
+
+    @property
+    def most_replicas(self) -> int:
+        return self.scaling.max_replicas if self.scaling else self.replicas

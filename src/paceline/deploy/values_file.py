@@ -1,0 +1,98 @@
+"""Read a file of values, over a preset or alone: YAML -> Values, or one ConfigurationError with every problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from paceline.deploy.presets import preset_values
+from paceline.deploy.values import Runtime, Values
+from paceline.errors import ConfigurationError, did_you_mean
+
+_HINTS = {
+    "image": "name a version, such as registry.example.com/paceline:0.1.0, or a digest",
+    "name": "lower-case letters, digits and '-', at most 40 characters, beginning with a letter",
+}
+
+
+def load_values(
+    file: Path | None, runtime: Runtime, preset: str | None = None, overrides: Mapping[str, Any] | None = None
+) -> Values:
+    """The preset, then the file, then `overrides` (from the command line); a mapping is merged key by key."""
+    merged: dict[str, Any] = {}
+    for layer in (preset_values(preset, runtime) if preset else {}, read_yaml(file) if file else {}, overrides or {}):
+        merged = merge(merged, layer)
+    if not merged:
+        raise ConfigurationError("No values: give a file, or a preset with --preset.")
+    return parse_values(merged, str(file) if file else f"preset {preset}")
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"Cannot read {file}: {getattr(error, 'strerror', None) or error}.") from None
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{file} holds no mapping; start from `paceline deploy values PRESET`.")
+    return content
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` wins; mappings are merged, everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def parse_values(content: Mapping[str, Any], where: str) -> Values:
+    try:
+        return Values.model_validate(content)
+    except ValidationError as error:
+        problems = [_in_words(problem, content) for problem in error.errors(include_url=False)]
+    if len(problems) == 1:
+        raise ConfigurationError(f"{where}: {problems[0]}")
+    lines = "".join(f"\n  {number}. {problem}" for number, problem in enumerate(problems, 1))
+    raise ConfigurationError(f"{where}: {len(problems)} problems{lines}")
+
+
+def _in_words(problem: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    path = [str(part) for part in problem["loc"]]
+    name = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        known = _keys_at(path[:-1])
+        guess = did_you_mean(path[-1], known) or f" There may be: {', '.join(sorted(known))}."
+        return f"unknown key '{name}'.{guess}"
+    if problem["type"] == "missing":
+        return f"'{name}' is missing.{f' It must {_HINTS[name]}.' if name == 'image' else ''}"
+    hint = f" ({_HINTS[name]})" if name in _HINTS else ""
+    message = str(problem["msg"])
+    return f"{name}={problem['input']!r}: {message[:1].lower()}{message[1:]}{hint}."
+
+
+def _keys_at(path: list[str]) -> list[str]:
+    """The keys that the mapping at `path` may have."""
+    kind: Any = Values
+    for part in path:
+        if part.isdigit():
+            continue
+        kind = _model_of(kind.model_fields[part].annotation)
+    return list(kind.model_fields)
+
+
+def _model_of(annotation: Any) -> Any:
+    """The model in `Model`, `Model | None` or `tuple[Model, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return (
+        next(found for part in get_args(annotation) if (found := _model_of(part)) is not None)
+        if get_args(annotation)
+        else None
+    )
