@@ -36,6 +36,8 @@ FORBIDDEN = {
     "runtimes": ("torch", "paceline.engine.engine", "paceline.engine.scheduler", "paceline.engine.block_manager",
                  "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.models", "paceline.cli",
                  "paceline.llm"),
+    "deploy": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server",
+               "paceline.layers", "paceline.kernels", "paceline.models", "paceline.cli", "paceline.llm"),
     "distill": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server"),
 }  # fmt: skip
 PURE = (

@@ -62,10 +62,10 @@ def write_files(rendered: Rendered, folder: Path) -> list[Path]:
         for path, draft in temporary.items():
             draft.replace(path)
     except OSError as error:
-        for draft in temporary.values():
-            draft.unlink(missing_ok=True)
-        if made:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            for draft in temporary.values():
+                draft.unlink(missing_ok=True)
+            if made:
                 folder.rmdir()
         raise ConfigurationError(f"Nothing was written: {error.filename or folder}: {error.strerror}.") from None
     for name in earlier - texts.keys():

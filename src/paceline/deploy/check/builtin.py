@@ -29,6 +29,7 @@ _GROUPS = {
 def _library() -> ModuleType | None:
     try:
         import kubernetes_validate
+        import kubernetes_validate.utils
     except ImportError:
         return None
     return kubernetes_validate  # type: ignore[no-any-return]
@@ -39,15 +40,18 @@ def is_available() -> bool:
 
 
 def builtin_findings(content: Json, version: str) -> list[Finding]:
+    """Raises ConfigurationError for a version of Kubernetes whose schemas are not installed."""
     library = _library()
     assert library is not None
+    known = [library.utils.major_minor(each) for each in library.utils.all_versions()]
+    if version.removeprefix("v") not in known:
+        raise ConfigurationError(
+            f"--kubernetes-version {version} is not known here; known are {', '.join(known[-6:])}."
+        )
     try:
         library.validate(content, version, strict=True)
     except library.ValidationError as fault:
         return [error(fault.json_path, str(fault.message)[:300])]
     except library.SchemaNotFoundError:
         return [error("$", f"Kubernetes {version} has no {content['kind']} in {content['apiVersion']}.")]
-    except library.VersionNotSupportedError:
-        known = ", ".join(library.utils.all_versions()[-6:])
-        raise ConfigurationError(f"--kubernetes-version {version} is not known here; known are {known}.") from None
     return []

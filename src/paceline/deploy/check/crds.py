@@ -58,7 +58,7 @@ class CrdSchemas:
         found += [
             error(fault.json_path, str(fault.message)[:300]) for fault in self._validators[key].iter_errors(content)
         ]
-        return found or self._cel.findings(schema, content)
+        return found or self._cel.findings(schema, with_defaults(schema, content))
 
     @cached_property
     def _cel(self) -> _Cel:
@@ -92,6 +92,21 @@ def _validator(schema: Json) -> Any:
         yield from plain(validator, types, instance, part)
 
     return validators.extend(Draft202012Validator, {"type": type_or_null})(schema)
+
+
+def with_defaults(schema: Json, value: Any) -> Any:
+    """A copy in which absent fields have the schema's defaults: that is what the API server's rules are asked about."""
+    if isinstance(value, list):
+        return [with_defaults(schema.get("items", {}), item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    properties, others = schema.get("properties", {}), schema.get("additionalProperties")
+    given = {name: part["default"] for name, part in properties.items() if "default" in part} | value
+    parts = {name: properties.get(name) or others for name in given}
+    return {
+        name: with_defaults(part, given[name]) if isinstance(part, dict) else given[name]
+        for name, part in parts.items()
+    }
 
 
 def unknown_fields(schema: Json, value: Any, path: str = "", *, root: bool = True) -> Iterator[tuple[str, str]]:
@@ -162,6 +177,9 @@ class _Cel:
         for path, rule, value in _rules(schema, content, "$"):
             try:
                 holds = self._evaluate(rule["rule"], {"self": value}) is True
+            except KeyError as missing:  # the API server refuses such an object, if not for a good reason
+                found.append(error(path, f"a rule of the CRD reads the field {missing}, which is not there: give it."))
+                continue
             except Exception as fault:  # a rule that this evaluator cannot run says nothing about the object
                 found.append(warning(path, f"a rule of the CRD could not be evaluated here: {str(fault)[:120]}"))
                 continue

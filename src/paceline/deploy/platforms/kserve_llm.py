@@ -83,7 +83,8 @@ def _replicas(target: Target) -> Json:
             "maxReplicas": scaling.max_replicas,
             "keda": {
                 "pollingInterval": 15,
-                "advanced": {"horizontalPodAutoscalerConfig": {"behavior": scale_down_behavior(target)}},
+                # A rule of the CRD reads `name` wherever the rest is given: it must be there and empty.
+                "advanced": {"horizontalPodAutoscalerConfig": {"name": "", "behavior": scale_down_behavior(target)}},
                 "triggers": triggers(target),
             },
         }

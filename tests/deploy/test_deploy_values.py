@@ -1,0 +1,226 @@
+"""The file of values: every problem in one message, and no file written when there is one."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deploy_cases import FULL, IMAGE, rendered
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.cli import main
+from paceline.deploy.presets import preset_names, preset_text, preset_values
+from paceline.deploy.quantity import to_bytes
+from paceline.deploy.render import render
+from paceline.deploy.target import folder_of
+from paceline.deploy.values_file import load_values, merge, parse_values
+from paceline.deploy.write import as_stream, write_files
+from paceline.errors import ConfigurationError
+
+BASE: dict[str, Any] = {
+    "name": "model", "namespace": "llm", "image": IMAGE, "model": {"source": "org/Model"},
+}  # fmt: skip
+
+
+def problems(over: dict[str, Any], platform: Any = "kubernetes", runtime: Any = "paceline") -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        render(parse_values(merge(BASE, over), "values.yaml"), platform, runtime)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"replica": 2}, "unknown key 'replica'. Did you mean 'replicas'?"),
+        ({"storage": {"models": {"sise": "1Gi"}}}, "'storage.models.sise'. Did you mean 'size'?"),
+        ({"scheduling": {"tolerations": [{"key": "a", "efect": "x"}]}}, "Did you mean 'effect'?"),
+        ({"rollout": {"zzz": 1}}, "There may be: longest_request_seconds"),
+        ({"replicas": "2"}, "replicas='2': input should be a valid integer"),
+        ({"replicas": 0}, "greater than or equal to 1"),
+        ({"resources": {"memory": "64GB"}}, "resources.memory='64GB'"),
+        ({"image": "registry.example.com/paceline"}, "name a version"),
+        ({"image": "registry.example.com:5000/paceline"}, "name a version"),
+        ({"name": "Model_1"}, "lower-case letters"),
+        ({"name": "vllm"}, "VLLM_PORT"),
+        ({"name": "paceline"}, "PACELINE_PORT"),
+        ({"route": {"hostname": "llm.example.com"}}, "'route.gateway' is missing"),
+        ({"secrets": {"hub_token": "s3cret"}}, "secrets.hub_token"),
+        ({"draft": {"source": "other/Model"}}, "same folder 'model'"),
+        ({"engine": {"tensor_parallel_size": 4}, "resources": {"gpus": 2}}, "disagree"),
+        ({"engine": {"tensor_parallel_size": 2, "device": "cpu"}}, "needs GPUs"),
+        ({"engine": {"device": "cuda"}, "resources": {"gpus": 0}}, "disagree"),
+        ({"resources": {"memory": "16Gi"}}, "at least twice as much"),
+        ({"resources": {"shm": "512Mi"}}, "too little for NCCL"),
+        ({"replicas": 2}, "pods on a second node could not mount it"),
+        ({"storage": {"models": {"access_mode": "ReadOnlyMany"}}}, "set download: false"),
+        ({"storage": {"compile_cache": {"access_mode": "ReadOnlyMany"}}}, "is written to"),
+        ({"storage": {"models": {"access_mode": "ReadWriteOncePod"}}}, "both mount the claim"),
+        (
+            {"storage": {"models": {"existing_claim": "c"}, "compile_cache": {"existing_claim": "c"}}},
+            "name one claim",
+        ),
+        ({**FULL, "scaling": {**FULL["scaling"], "min_replicas": 5}}, "min_replicas=5 is more than"),
+        ({**FULL, "replicas": 2}, "exclude each other"),
+        ({**FULL, "monitoring": {"enabled": False}}, "unscraped"),
+        ({"model": {"served_name": "{{ x }}"}}, "read as a template"),
+    ],
+)
+def test_wrong_values(over: dict[str, Any], message: str) -> None:
+    assert message in problems(over)
+
+
+def test_all_problems_come_together() -> None:
+    text = problems({"replicas": 0, "naem": "x", "resources": {"cpu": -1}})
+    assert "3 problems" in text
+    assert all(part in text for part in ("replicas", "Did you mean 'name'", "resources.cpu"))
+    text = problems({"name": "vllm", "replicas": 2})
+    assert "3 problems" in text  # the name, and both claims
+
+
+def test_what_is_missing_is_said() -> None:
+    with pytest.raises(ConfigurationError, match="'image' is missing"):
+        load_values(None, "paceline", "smoke-cpu")
+    with pytest.raises(ConfigurationError, match="Did you mean 'llama-70b-1xh200'"):
+        load_values(None, "paceline", "llama-70b-h200")
+    with pytest.raises(ConfigurationError, match="No values"):
+        load_values(None, "paceline")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("a: [", "not valid YAML"), ("- 1", "no mapping"), (None, "Cannot read")]
+)
+def test_files_that_hold_no_values(text: str | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        load_values(file, "paceline")
+
+
+def test_a_file_over_a_preset_over_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "v.yaml").write_text("engine: {max_model_len: 1024}\nname: mine\nimage: r/p:1\n")
+    values = load_values(tmp_path / "v.yaml", "paceline", "llama-70b-4xh100", {"image": "r/p:2"})
+    assert (values.name, values.image) == ("mine", "r/p:2")
+    assert values.engine["max_model_len"] == 1024
+    assert values.engine["speculative_config"]["num_speculative_tokens"] == 5
+
+
+def test_the_start_documents_preset() -> None:
+    engine = preset_values("llama-70b-4xh100", "paceline")["engine"]
+    assert engine["tensor_parallel_size"] == 4
+    assert engine["speculative_config"] == {
+        "num_speculative_tokens": 5, "draft_tensor_parallel_size": 1, "quantization": "fp8",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_a_preset_printed_is_a_file_to_start_from(name: str, tmp_path: Path) -> None:
+    assert preset_text(name).startswith("# ")
+    file = tmp_path / "values.yaml"
+    file.write_text(preset_text(name))
+    assert render(load_values(file, "paceline", None, {"image": IMAGE}), "kserve", "paceline").manifests == (
+        rendered(name, "kserve", "paceline").manifests
+    )
+
+
+@given(st.sampled_from(["Mi", "Gi", "Ti", "M", "G", "T"]), st.integers(1, 10**6))
+def test_quantities(unit: str, number: int) -> None:
+    base = 1024 if unit.endswith("i") else 1000
+    assert to_bytes(f"{number}{unit}") == number * base ** (" MGT".index(unit[0]) + 1)
+
+
+@given(st.text("aZ0/._- \u00e9", max_size=20))
+def test_any_source_gives_a_folder_that_is_one(source: str) -> None:
+    folder = folder_of(source)
+    assert folder
+    assert set(folder) <= set("abcdefghijklmnopqrstuvwxyz0123456789.-")
+    assert not folder.startswith((".", "-"))
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["paceline", "deploy", *words])
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_wrong_values_leave_no_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ("render", "--preset", "smoke-cpu", "--out", str(out))
+    assert run(monkeypatch, *words) == 2
+    assert "'image' is missing" in capsys.readouterr().err
+    (tmp_path / "v.yaml").write_text("engine: {max_model_len: [1]}")
+    assert run(monkeypatch, words[0], str(tmp_path / "v.yaml"), *words[1:], "--image", IMAGE) == 2
+    assert not out.exists()
+    assert run(monkeypatch, *words, "--image", IMAGE) == 0
+    assert (out / "kustomization.yaml").exists()
+
+
+def test_render_then_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("kubernetes_validate")
+    assert run(monkeypatch, "render", "--preset", "smoke-cpu", "--image", IMAGE, "-n", "other") == 0
+    text = capsys.readouterr().out
+    (tmp_path / "all.yaml").write_text(text)
+    assert {content["metadata"]["namespace"] for content in yaml.safe_load_all(text)} == {"other"}
+    assert run(monkeypatch, "check", str(tmp_path)) == 0
+    assert "0 errors, 0 warnings" in capsys.readouterr().out
+    (tmp_path / "all.yaml").write_text(text.replace("volumeMounts", "volumeMoutns"))
+    assert run(monkeypatch, "check", str(tmp_path)) == 1
+    assert "volumeMoutns" in capsys.readouterr().out
+
+
+def test_values_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "values") == 0
+    assert capsys.readouterr().out.split() == list(preset_names())
+    assert run(monkeypatch, "values", "llama-70b-4xh100", "--runtime", "vllm") == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["engine"]["speculative_config"]["draft_tensor_parallel_size"] == 4
+
+
+def files(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+def test_files_are_replaced_and_old_ones_go(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_files(rendered("smoke-cpu", "kserve", "paceline", True), out)
+    (out / "overlay.yaml").write_text("mine")
+    assert {"inferenceservice.yaml", "httproute.yaml"} <= files(out).keys()
+    write_files(rendered("smoke-cpu", "kubernetes", "paceline"), out)
+    names = files(out).keys()
+    assert not {"inferenceservice.yaml", "httproute.yaml"} & names
+    assert {"deployment.yaml", "overlay.yaml"} <= names
+    assert not [name for name in names if name.endswith(".tmp")]
+
+
+def test_all_files_or_none(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_files(rendered("smoke-cpu", "kserve", "paceline"), out)
+    before = files(out)
+    (out / "deployment.yaml").mkdir()
+    with pytest.raises(ConfigurationError, match="Nothing was written"):
+        write_files(rendered("smoke-cpu", "kubernetes", "vllm"), out)
+    (out / "deployment.yaml").rmdir()
+    assert files(out) == before
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="Nothing was written"):
+        write_files(rendered("smoke-cpu", "kubernetes", "vllm"), tmp_path / "file" / "out")
+
+
+def test_somebody_elses_kustomization_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("resources: [a.yaml]\n")
+    with pytest.raises(ConfigurationError, match="is not from"):
+        write_files(rendered("smoke-cpu", "kubernetes", "vllm"), tmp_path)
+    assert files(tmp_path) == {"kustomization.yaml": "resources: [a.yaml]\n"}
+
+
+def test_the_stream_is_headed() -> None:
+    assert as_stream(rendered("smoke-cpu", "kubernetes", "paceline")).startswith("# Rendered by")
