@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from deploy_cases import COMBINATIONS, Combination, crds_folder, one, rendered, server_pod
+from unit.server_fakes import fake_config
 
 from paceline.deploy.check import builtin
 from paceline.deploy.check.crds import CrdSchemas
@@ -20,7 +21,8 @@ from paceline.deploy.render import render
 from paceline.deploy.values_file import load_values
 from paceline.deploy.write import as_stream, write_files
 from paceline.engine.statistics import EngineStats
-from paceline.server.metrics import render_metrics
+from paceline.server.metrics import Snapshot, render_metrics
+from paceline.server.telemetry.telemetry import Telemetry
 
 every_combination = pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda c: "-".join(map(str, c)))
 GPU = "nvidia.com/gpu"
@@ -80,7 +82,9 @@ def test_probes_grace_and_security(combination: Combination) -> None:
     assert liveness["timeoutSeconds"] >= 5
     assert liveness["periodSeconds"] > readiness["periodSeconds"]
     if combination[1:3] != ("kserve-llm", "vllm"):  # there the handlers are merged in from KServe's template
-        assert {probe["httpGet"]["path"] for probe in (startup, liveness, readiness)} == {"/health"}
+        paths = [probe["httpGet"]["path"] for probe in (startup, readiness, liveness)]
+        live = ["/health/ready", "/health/ready", "/health/live"]  # live while it loads: startup must ask for ready
+        assert paths == (live if combination[2] == "paceline" else ["/health"] * 3)
     sleep = server["lifecycle"]["preStop"]["sleep"]["seconds"]
     assert pod["terminationGracePeriodSeconds"] > sleep + (120 if "smoke" in combination[0] else 600)
     assert pod["enableServiceLinks"] is False
@@ -193,11 +197,12 @@ def test_scaling_follows_users_and_not_gpus(combination: Combination) -> None:
 
 def test_every_metric_that_is_asked_for_exists() -> None:
     """Of Paceline's: an alert on a metric that nobody exports never fires."""
-    exported = set(re.findall(rb"^(paceline:\w+)", render_metrics(EngineStats(), "m"), re.MULTILINE))
+    snapshot = Snapshot(EngineStats(), Telemetry(), fake_config(), "m", engine_up=True)
+    exported = set(re.findall(rb"^(paceline:\w+)", render_metrics(snapshot), re.MULTILINE))
     text = as_stream(rendered("llama-70b-4xh100", "kubernetes", "paceline", True))
     asked = {name.encode() for name in re.findall(r"paceline:\w+", text)} - {b"paceline:0"}
     asked -= {word for word in asked if re.fullmatch(rb"paceline:\d.*", word)}
-    assert len(asked) >= 6
+    assert len(asked) >= 7
     assert asked <= exported
 
 

@@ -66,6 +66,7 @@ def _paceline(target: Target) -> ServerCommand:
     read_speculative_arguments(arguments, problems)
     _raise(problems)
     words = ["--host", "0.0.0.0", "--port", str(PORT), "--served-model-name", target.served_name]
+    words += ["--shutdown-grace", str(target.values.rollout.longest_request_seconds)]
     for name in SERVE_OPTIONS:
         words += _option(name, arguments.pop(name, None))
     if "speculative_config" in arguments:

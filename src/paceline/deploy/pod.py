@@ -61,19 +61,26 @@ def resources(target: Target) -> Json:
 
 
 def probes(target: Target) -> Json:
-    """All three follow the engine's progress: /health is 503 when it has died or stands still (p42).
+    """All three follow the engine's progress, not the web server's: 503 when it has died or stands still (p42).
 
-    With KServe's own LLM template only the numbers are given: path, port and scheme are merged in from there.
+    Paceline tells live from ready: while it loads, and while it finishes its last requests, it is live and not ready.
     """
     failures = -(-target.values.rollout.startup_minutes * 60 // _PROBE_SECONDS)
-    check: Json = {} if target.serves_tls else {"httpGet": {"path": "/health", "port": PORT, "scheme": "HTTP"}}
+    ready, live = ("/health", "/health") if target.runtime == "vllm" else ("/health/ready", "/health/live")
+    startup = {"periodSeconds": _PROBE_SECONDS, "timeoutSeconds": 5, "failureThreshold": failures}
+    readiness = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3}
+    liveness = {"periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 6}
     return {
-        "startupProbe": {
-            **check, "periodSeconds": _PROBE_SECONDS, "timeoutSeconds": 5, "failureThreshold": failures,
-        },
-        "readinessProbe": {**check, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 3},
-        "livenessProbe": {**check, "periodSeconds": 30, "timeoutSeconds": 10, "failureThreshold": 6},
-    }  # fmt: skip
+        "startupProbe": _probe(target, ready, startup),
+        "readinessProbe": _probe(target, ready, readiness),
+        "livenessProbe": _probe(target, live, liveness),
+    }
+
+
+def _probe(target: Target, path: str, numbers: Json) -> Json:
+    """With KServe's own LLM template only the numbers: path, port and scheme are merged in from there."""
+    handler = {} if target.serves_tls else {"httpGet": {"path": path, "port": PORT, "scheme": "HTTP"}}
+    return {**handler, **numbers}
 
 
 def lifecycle(target: Target) -> Json:

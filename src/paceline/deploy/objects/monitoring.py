@@ -64,10 +64,13 @@ def _alerts(target: Target) -> Iterator[Json]:
     which, metric = selector(target), target.metric
     limits = target.values.monitoring
     progress = f"rate({metric('generation_tokens_total')}{{{which}}}[5m]) == 0"
+    dead = f"max by (pod) (up{{{which}}}) == 0 or absent(up{{{which}}})"
+    if target.runtime == "paceline":
+        dead += f" or {metric('engine_up')}{{{which}}} == 0"
     yield _alert(
         target,
         "EngineDead",
-        f"max by (pod) (up{{{which}}}) == 0 or absent(up{{{which}}})",
+        dead,
         "3m",
         "critical",
         "A replica does not answer, or none is there",
