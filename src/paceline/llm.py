@@ -24,7 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from paceline.arguments import resolve_arguments
+from paceline.arguments import check_runtime, resolve_arguments
+from paceline.config import EngineConfig
 from paceline.engine.statistics import EngineStats
 from paceline.errors import ConfigurationError, InvalidRequestError
 from paceline.outputs import OutputBuilder, RequestOutput
@@ -44,15 +45,36 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class LLM:
-    """`arguments` are those of vLLM's LLM; see `paceline.arguments` for what is honoured."""
+    """`arguments` are those of vLLM's LLM; see `paceline.arguments` for what is honoured.
 
-    def __init__(self, model: str | Path, **arguments: Any) -> None:
-        resolved = resolve_arguments({"model": model, **arguments}, progress=logger.info)
-        for note in resolved.notes:
-            logger.warning(note)
-        self.config = resolved.config
-        self._tokenizer = resolved.tokenizer
-        self._engine: EngineLike | None = self._make_engine()
+    `runtime="vllm"` runs the same on a vLLM in another environment, whose Python is `vllm_python`; `vllm_args` are
+    options in vLLM's own spelling. See docs/vllm-runtime.md.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        runtime: str = "paceline",
+        vllm_python: str | None = None,
+        vllm_args: str | Sequence[str] = (),
+        **arguments: Any,
+    ) -> None:
+        check_runtime(runtime, vllm_python=vllm_python, vllm_args=vllm_args)
+        self._config: EngineConfig | None = None
+        self._tokenizer: Tokenizer | None
+        self._engine: EngineLike | None
+        if runtime == "vllm":
+            from paceline.runtimes.vllm.llm import start
+
+            given = {"model": str(model), **arguments}
+            self._engine, self._tokenizer = start(given, vllm_python, vllm_args, logger.info, logger.warning)
+        else:
+            resolved = resolve_arguments({"model": model, **arguments}, progress=logger.info)
+            for note in resolved.notes:
+                logger.warning(note)
+            self._config, self._tokenizer = resolved.config, resolved.tokenizer
+            self._engine = self._make_engine()
         self._ids = itertools.count()
         self._inbox: dict[str, deque[SequenceDelta]] = {}
 
@@ -60,6 +82,12 @@ class LLM:
         from paceline.build import assemble_engine
 
         return assemble_engine(self.config, self._tokenizer)
+
+    @property
+    def config(self) -> EngineConfig:
+        if self._config is None:
+            raise ConfigurationError("vLLM keeps its own configuration; describe() tells the command that it runs.")
+        return self._config
 
     # What users call
 

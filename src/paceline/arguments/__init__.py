@@ -13,6 +13,7 @@ Contract
 from paceline.arguments.fields import EngineArguments, SpeculativeArguments
 from paceline.arguments.machine import Machine
 from paceline.arguments.resolve import Resolved, resolve_arguments
+from paceline.arguments.runtime import check_runtime
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_DRAFT = "smollm2-135m-instruct-draft"
@@ -24,5 +25,6 @@ __all__ = [
     "Machine",
     "Resolved",
     "SpeculativeArguments",
+    "check_runtime",
     "resolve_arguments",
 ]

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from paceline.arguments import resolve_arguments
+from paceline.arguments import check_runtime, resolve_arguments
 from paceline.cli.console import console, say, show_configuration, show_notes
 from paceline.cli.options import model_or_default_pair
-from paceline.errors import ConfigurationError, did_you_mean
 from paceline.server.options import ServerOptions
 from paceline.server.serve import open_port, serve
 
@@ -25,7 +24,6 @@ def run_server(model: str | None, engine: dict[str, Any], host: str, port: int, 
         return serve(resolved, listener, lambda table, url: _announce(table, url, served), options)
 
 
-RUNTIMES = ("paceline", "vllm")
 VllmServer = Callable[[str | None, dict[str, Any], str, int, ServerOptions], int]
 
 
@@ -33,12 +31,9 @@ def choose_runtime(
     runtime: str, *, python: str | None, arguments: str | None, version: str | None, dry_run: bool
 ) -> VllmServer | None:
     """What runs vLLM, or None for Paceline's own engine."""
-    if runtime not in RUNTIMES:
-        raise ConfigurationError(f"--runtime is paceline or vllm, not '{runtime}'.{did_you_mean(runtime, RUNTIMES)}")
+    only_vllm = {"--vllm-python": python, "--vllm-args": arguments, "--vllm-version": version, "--dry-run": dry_run}
+    check_runtime(runtime, **only_vllm)
     if runtime == "paceline":
-        given = {"--vllm-python": python, "--vllm-args": arguments, "--vllm-version": version, "--dry-run": dry_run}
-        if wrong := [name for name, value in given.items() if value]:
-            raise ConfigurationError(f"{', '.join(wrong)} only with --runtime vllm.")
         return None
     from paceline.cli.serve_vllm import print_command, run_vllm
     from paceline.runtimes.vllm.options import RuntimeOptions

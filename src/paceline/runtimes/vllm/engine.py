@@ -29,6 +29,7 @@ from paceline.runtimes.vllm.watch import Watch
 from paceline.sequence import EngineRequest, FinishReason, Refusal, SequenceDelta
 
 _STOP_SECONDS = 20.0
+_LAST_WORDS_SECONDS = 1.0
 T = TypeVar("T")
 
 
@@ -108,7 +109,8 @@ class VllmEngine:
         self._watch = Watch(self._process, self._client)
         self._watching = asyncio.create_task(self._watch.run())
         if not await self._watch.wait_loaded():
-            await asyncio.sleep(0.2)  # for its last lines
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._process.wait_ended(), _LAST_WORDS_SECONDS)
             raise EngineDeadError(self._process.explain())
 
     async def _stop(self) -> None:
@@ -132,11 +134,17 @@ class VllmEngine:
         except _RefusedError as error:
             self._fail(request, unfinished, str(error), Refusal(param=error.param))
         except (httpx.HTTPError, EngineDeadError, ValueError, KeyError) as error:
-            why = str(error) if self._process.is_alive else self._process.explain()
-            self._fail(request, unfinished, why or type(error).__name__, None)
+            self._fail(request, unfinished, await self._cause(error), None)
         finally:
             self._running.pop(request.request_id, None)
             self._deltas.put(None)  # so that nobody waits for more
+
+    async def _cause(self, error: Exception) -> str:
+        """A broken connection is often the first sign of a death, whose cause vLLM has printed."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait_ended(), _LAST_WORDS_SECONDS)
+            return self._process.explain()
+        return str(error) or type(error).__name__
 
     async def _stream(self, request: EngineRequest, unfinished: set[int]) -> None:
         """The last delta of each answer is held back: its counts come behind it, with the usage."""

@@ -19,12 +19,16 @@ from paceline.hub.repository import is_repo_id
 Progress = Callable[[str], None]
 
 
-def locate(name: str, progress: Progress | None = None, *, fetch: bool = True) -> str:
-    """What to give vLLM for `name`. Without `fetch` nothing is downloaded: the place where it would be."""
+def locate(name: str, progress: Progress | None = None, *, fetch: bool = True, local: bool = False) -> str:
+    """What to give vLLM for `name`.
+
+    Without `fetch` nothing is downloaded: the place where it would be. `local`: always a directory, repo ids fetched
+    into Paceline's cache, for those who read the model's files as well.
+    """
     if name.lower() in MISTAKEN_REPOS:
         raise ConfigurationError(f"There is no model '{name}': it is '{MISTAKEN_REPOS[name.lower()]}'.")
     is_here = Path(name).expanduser().exists()
-    if not is_here and name not in known_models() and is_repo_id(name):
+    if not local and not is_here and name not in known_models() and is_repo_id(name):
         return name
     if not is_here and not fetch and name in known_models():
         source = KNOWN_MODELS[name]

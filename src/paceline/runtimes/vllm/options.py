@@ -51,9 +51,15 @@ def printable_command(
 
 
 def runnable_command(
-    arguments: Mapping[str, Any], options: RuntimeOptions, names: Sequence[str], port: int, say: Progress
+    arguments: Mapping[str, Any],
+    options: RuntimeOptions,
+    names: Sequence[str],
+    port: int,
+    say: Progress,
+    *,
+    local: bool = False,
 ) -> tuple[VllmCommand, Installation]:
-    """The command to run on this machine, its models here, the pair checked."""
+    """The command to run on this machine, its models here, the pair checked. `local` as in `locate`."""
     if options.version is not None:
         raise ConfigurationError(
             "--vllm-version is for --dry-run; to serve, give the Python of a vLLM (--vllm-python)."
@@ -66,7 +72,7 @@ def runnable_command(
         host="127.0.0.1",
         port=port,
         vllm_args=options.arguments,
-        locate=partial(locate, progress=say),
+        locate=partial(locate, progress=say, local=local),
     )
     command = _extended(_reporting(command, installation.facts), _QUIET)
     draft = command.draft_model()

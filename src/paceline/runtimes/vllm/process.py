@@ -63,10 +63,12 @@ class VllmProcess:
             raise EngineDeadError(f"vLLM could not be started: {error}.") from None
         self._listening = asyncio.create_task(self._listen(self._process))
 
-    async def wait(self) -> int:
-        """Until it has ended; its status."""
+    async def wait_ended(self) -> None:
+        """Until it has ended and its last line is read."""
         assert self._process is not None
-        return await self._process.wait()
+        await self._process.wait()
+        if self._listening is not None:
+            await asyncio.shield(self._listening)
 
     def explain(self) -> str:
         """How it ended, and its last words."""
