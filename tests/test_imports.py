@@ -38,6 +38,8 @@ FORBIDDEN = {
                  "paceline.llm"),
     "deploy": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server",
                "paceline.layers", "paceline.kernels", "paceline.models", "paceline.cli", "paceline.llm"),
+    "capacity": ("paceline.engine", "paceline.speculative", "paceline.server", "paceline.models.llama",
+                 "paceline.worker.worker", "paceline.llm", "paceline.cli"),
     "distill": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server"),
 }  # fmt: skip
 PURE = (

@@ -32,14 +32,14 @@ def model_bytes(
     all tokens) are one rank's share where several share the model."""
     weights = parameters = 0
     for layer in range(arch.num_layers):
-        for modules, outputs, inputs in _linears(arch, layer):
+        for modules, outputs, inputs in layer_linears(arch, layer):
             parameters += outputs * inputs
-            weights += _linear_bytes(outputs, inputs, dtype_bytes, is_fp8=formats.is_fp8(*modules))
-    weights += _linear_bytes(head_rows or arch.vocab_size, arch.hidden_size, dtype_bytes, is_fp8=formats.is_fp8(HEAD))
+            weights += linear_bytes(outputs, inputs, dtype_bytes, is_fp8=formats.is_fp8(*modules))
+    weights += linear_bytes(head_rows or arch.vocab_size, arch.hidden_size, dtype_bytes, is_fp8=formats.is_fp8(HEAD))
     return ModelBytes(weights, 2 * arch.kv_size * arch.num_layers * kv_bytes, parameters)
 
 
-def _linears(arch: Architecture, layer: int) -> list[tuple[tuple[str, ...], int, int]]:
+def layer_linears(arch: Architecture, layer: int) -> list[tuple[tuple[str, ...], int, int]]:
     """(modules of the checkpoint, outputs, inputs) of the fused linears of one layer."""
     attention, mlp = f"model.layers.{layer}.self_attn", f"model.layers.{layer}.mlp"
     hidden, inner = arch.hidden_size, arch.intermediate_size
@@ -51,7 +51,7 @@ def _linears(arch: Architecture, layer: int) -> list[tuple[tuple[str, ...], int,
     ]
 
 
-def _linear_bytes(outputs: int, inputs: int, dtype_bytes: int, *, is_fp8: bool) -> int:
+def linear_bytes(outputs: int, inputs: int, dtype_bytes: int, *, is_fp8: bool) -> int:
     return outputs * inputs + 4 * outputs if is_fp8 else outputs * inputs * dtype_bytes
 
 

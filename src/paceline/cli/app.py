@@ -10,6 +10,7 @@ import typer
 from paceline.cli.bench import bench_app
 from paceline.cli.deploy import deploy_app
 from paceline.cli.options import with_engine_options
+from paceline.cli.plan import plan
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,6 +29,7 @@ models_app = typer.Typer(no_args_is_help=True, help="The models on this machine:
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
 app.add_typer(deploy_app, name="deploy")
+app.command("plan")(plan)
 
 ModelArgument = Annotated[
     str | None,

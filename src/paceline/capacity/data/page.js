@@ -1,0 +1,294 @@
+"use strict";
+// The formulas of serving.py and planner.py over the grid that page.py computed. Times in seconds.
+
+function tokensPerPass(rate, k) {
+  let sum = 0;
+  for (let i = 0; i <= k; i++) sum += rate ** i;
+  return sum;
+}
+
+function between(grid, values, at) {
+  if (at <= grid[0]) return values[0];
+  for (let i = 1; i < values.length; i++)
+    if (at <= grid[i]) return values[i - 1] + ((values[i] - values[i - 1]) * (at - grid[i - 1])) / (grid[i] - grid[i - 1]);
+  return values[values.length - 1];
+}
+
+function operate(data, grid, input, k, concurrency) {
+  const place = data.ks.indexOf(k);
+  const positions = input.inputLen + input.outputLen / 2;
+  const steps = grid.steps[place].map(([start, slope]) => start + slope * positions);
+  const step = between(data.rows, steps, concurrency);
+  const prompt = between(data.prompts, grid.prompts[k > 0 ? 1 : 0], Math.max(1, input.inputLen * (1 - input.cached)));
+  const pass = k > 0 ? tokensPerPass(input.acceptance, k) : 1;
+  const afterFirst = Math.max(input.outputLen - 1, 1);
+  const others = (concurrency - 1) * prompt;
+  const decode = (afterFirst * step) / pass + others;
+  const load = Math.min(others / (decode + prompt), 0.99);
+  const ttft = step / 2 + prompt + (load * prompt) / (2 * (1 - load));
+  const requests = concurrency / (ttft + decode);
+  return { k, concurrency, step, ttft, tpot: decode / afterFirst, requests, tokens: requests * input.outputLen };
+}
+
+function fits(data, grid, input, k, concurrency) {
+  const room = between(data.rows, grid.positions[data.ks.indexOf(k)], concurrency);
+  return room >= concurrency * (input.inputLen + input.outputLen + k);
+}
+
+function smallest(holds, most) {
+  let low = 1, high = most;
+  while (low < high) {
+    const middle = Math.floor((low + high) / 2);
+    if (holds(middle)) high = middle; else low = middle + 1;
+  }
+  return low;
+}
+
+function mostSequences(data, grid, input, k, bounded) {
+  const holds = (b) => {
+    if (!fits(data, grid, input, k, b)) return false;
+    if (!bounded) return true;
+    const point = operate(data, grid, input, k, b);
+    return point.ttft <= input.ttft && point.tpot <= input.tpot;
+  };
+  const most = Math.min(bounded ? input.users : Infinity, data.rows[data.rows.length - 1]);
+  return holds(most) ? most : smallest((b) => !holds(b), most) - 1;
+}
+
+function fleet(data, gpu, tp, input, k) {
+  const grid = gpu.tps[tp];
+  const most = mostSequences(data, grid, input, k, true);
+  if (most < 1) return null;
+  const replicas = Math.ceil(input.users / most);
+  const point = operate(data, grid, input, k, Math.ceil(input.users / replicas));
+  const gpus = replicas * tp;
+  const machine = gpu.price ? gpu.price.gpus : 1;
+  const rented = Math.ceil(gpus / machine) * machine;
+  const requests = (input.users / point.concurrency) * point.requests;
+  const month = 730 * 3600 * requests * input.utilization;
+  const cost = rented * input.price * 730;
+  const revenue = (month * (input.inputLen * input.sellInput + input.outputLen * input.sellOutput)) / 1e6;
+  return {
+    tp, k, replicas, gpus, rented, most, point, cost,
+    nodes: Math.ceil(replicas / Math.max(1, Math.floor(gpu.gpusPerNode / tp))),
+    tokens: requests * input.outputLen,
+    perMillionOutput: (cost / (month * input.outputLen)) * 1e6,
+    perMillion: (cost / (month * (input.inputLen + input.outputLen))) * 1e6,
+    margin: revenue > 0 ? (revenue - cost) / revenue : null,
+  };
+}
+
+function answer(data, input) {
+  const gpu = data.gpus[input.gpu];
+  const tps = Object.keys(gpu.tps).map(Number).filter((tp) => !input.tp || tp === input.tp);
+  const fleets = [];
+  for (const tp of tps)
+    for (const k of data.ks) {
+      const found = fleet(data, gpu, tp, input, k);
+      if (found) fleets.push(found);
+    }
+  fleets.sort((a, b) => a.rented - b.rented || a.gpus - b.gpus || a.point.tpot - b.point.tpot);
+  const sweptTp = fleets.length ? fleets[0].tp : tps[tps.length - 1];
+  const sweep = [];
+  if (sweptTp !== undefined)
+    for (const concurrency of [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]) {
+      const points = data.ks
+        .filter((k) => fits(data, gpu.tps[sweptTp], input, k, concurrency))
+        .map((k) => operate(data, gpu.tps[sweptTp], input, k, concurrency));
+      if (!points.length || points[0].k !== 0) continue;
+      const best = points.reduce((a, b) => (b.tokens > a.tokens ? b : a));
+      sweep.push({ concurrency, points, best, gain: best.tokens / points[0].tokens });
+    }
+  return {
+    fleets, sweep, sweptTp,
+    plain: fleets.find((f) => f.k === 0) || null,
+    speculative: fleets.find((f) => f.k > 0) || null,
+  };
+}
+
+// ---- the page -------------------------------------------------------------------------------------------------
+
+const OPTIONS = [
+  ["users", "requests in flight", 1, 4096, (v) => v, "log"],
+  ["inputLen", "tokens in", 16, 32768, (v) => v, "log"],
+  ["outputLen", "tokens out", 2, 8192, (v) => v, "log"],
+  ["acceptance", "acceptance (a draft, if those before it were kept)", 0, 1, (v) => v.toFixed(2), 0.01],
+  ["tpot", "time a token, at most", 0.002, 0.5, (v) => (v * 1e3).toFixed(1) + " ms", "log"],
+  ["ttft", "first token, at most", 0.02, 20, (v) => (v * 1e3).toFixed(0) + " ms", "log"],
+  ["price", "price of a GPU and hour", 0.1, 20, (v) => "$" + v.toFixed(2), 0.01],
+  ["sellInput", "selling price, million tokens in", 0, 10, (v) => "$" + v.toFixed(2), 0.01],
+  ["sellOutput", "selling price, million tokens out", 0, 20, (v) => "$" + v.toFixed(2), 0.01],
+  ["utilization", "share of the month with this load", 0.05, 1, (v) => Math.round(v * 100) + " %", 0.01],
+];
+const WHOLE = new Set(["users", "inputLen", "outputLen"]);
+
+function initial(data) {
+  const asked = data.plan.question;
+  const gpu = data.plan.gpu.key in data.gpus ? data.plan.gpu.key : Object.keys(data.gpus)[0];
+  const price = data.gpus[gpu].price;
+  return {
+    gpu, tp: 0, users: asked.users || 32, inputLen: asked.input_len, outputLen: asked.output_len, cached: asked.cached,
+    acceptance: asked.acceptance.rate === null ? 0.8 : asked.acceptance.rate,
+    tpot: asked.tpot_seconds || 0.5, ttft: asked.ttft_seconds || 20, price: price ? price.usd_per_gpu_hour : 3,
+    sellInput: asked.selling.usd_per_million_input, sellOutput: asked.selling.usd_per_million_output,
+    utilization: asked.utilization,
+  };
+}
+
+function element(name, text, parent, attributes) {
+  const made = document.createElement(name);
+  if (text !== null) made.textContent = text;
+  for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
+  if (parent) parent.appendChild(made);
+  return made;
+}
+
+function choice(form, title, options, value, changed) {
+  const select = element("select", null, element("label", title, form));
+  for (const [key, words] of options) element("option", words, select, { value: key });
+  select.value = value;
+  select.addEventListener("change", () => changed(select.value));
+}
+
+function slider(form, option, input, changed) {
+  const [name, title, low, high, words, step] = option;
+  const label = element("label", title, form);
+  const shown = element("span", "", label);
+  const range = element("input", null, label, { type: "range", id: name });
+  const log = step === "log";
+  range.min = log ? Math.log(low) : low;
+  range.max = log ? Math.log(high) : high;
+  range.step = log ? "any" : step;
+  const show = () => {
+    range.value = log ? Math.log(input[name]) : input[name];
+    shown.textContent = words(input[name]);
+  };
+  range.addEventListener("input", () => {
+    const value = log ? Math.exp(range.value) : Number(range.value);
+    input[name] = WHOLE.has(name) ? Math.round(value) : value;
+    shown.textContent = words(input[name]);
+    changed();
+  });
+  show();
+  return show;
+}
+
+function number(value, digits) {
+  return value.toLocaleString("en-US", { maximumFractionDigits: digits, minimumFractionDigits: digits });
+}
+
+function fill(table, headings, rows) {
+  table.textContent = "";
+  const head = element("tr", null, element("thead", null, table));
+  headings.forEach((words) => element("th", words, head));
+  const body = element("tbody", null, table);
+  rows.forEach((cells) => {
+    const row = element("tr", null, body);
+    cells.forEach((words) => element("td", words, row));
+  });
+}
+
+function fleetCells(name, f) {
+  return [
+    name, f.tp, f.k, f.rented === f.gpus ? f.gpus : `${f.gpus} of ${f.rented} rented`, f.nodes,
+    `${f.point.concurrency} (up to ${f.most})`, number(f.point.ttft * 1e3, 0), number(f.point.tpot * 1e3, 1),
+    number(f.tokens, 0), "$" + number(f.cost, 0), "$" + number(f.perMillionOutput, 2), "$" + number(f.perMillion, 2),
+    f.margin === null ? "-" : Math.round(f.margin * 100) + " %",
+  ];
+}
+
+function verdict(found, gpu) {
+  const { plain, speculative: drafted } = found;
+  if (!plain && !drafted) return `${gpu.name} cannot meet this objective at any number of requests.`;
+  if (!plain) return `Only speculation meets this objective: ${drafted.gpus} GPUs with K=${drafted.k}, TP=${drafted.tp}.`;
+  if (!drafted) return `No K meets this objective; without speculation ${plain.gpus} GPUs do.`;
+  const saved = 1 - drafted.cost / plain.cost;
+  const faster = plain.point.tpot / drafted.point.tpot;
+  if (saved > 0.001) return `Speculation saves ${Math.round(saved * 100)} % of the hosting cost: ${drafted.gpus} GPUs instead of ${plain.gpus}.`;
+  if (saved < -0.001) return `Batching serves this load better: speculation would cost ${Math.round(-saved * 100)} % more.`;
+  return `The same cost with and without; with speculation a token takes ${number(faster, 2)} times less time.`;
+}
+
+const NS = "http://www.w3.org/2000/svg";
+
+function chart(svg, series, xName, yName, logX) {
+  svg.textContent = "";
+  const draw = (name, attributes, text) => {
+    const made = document.createElementNS(NS, name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    if (text !== undefined) made.textContent = text;
+    svg.appendChild(made);
+  };
+  const all = series.flatMap((s) => s.points);
+  if (!all.length) return;
+  const scale = logX ? Math.log2 : (v) => v;
+  const xs = all.map((p) => scale(p[0])), ys = all.map((p) => p[1]);
+  const x0 = logX ? Math.min(...xs) : 0, x1 = Math.max(...xs, x0 + 1e-9), y1 = Math.max(...ys) * 1.08;
+  const X = (v) => 48 + ((scale(v) - x0) / (x1 - x0)) * 396, Y = (v) => 222 - (v / y1) * 200;
+  for (let i = 0; i <= 4; i++) {
+    const value = (y1 * i) / 4;
+    draw("line", { x1: 48, x2: 444, y1: Y(value), y2: Y(value), stroke: "#8884" });
+    draw("text", { x: 44, y: Y(value) + 4, "text-anchor": "end" }, y1 < 20 ? value.toFixed(1) : Math.round(value).toLocaleString("en-US"));
+  }
+  const ticks = logX ? [...new Set(all.map((p) => p[0]))] : [0, 0.25, 0.5, 0.75, 1].map((s) => s * x1);
+  ticks.forEach((tick) => draw("text", { x: X(tick), y: 238, "text-anchor": "middle" }, Math.round(tick).toLocaleString("en-US")));
+  draw("text", { x: 246, y: 254, "text-anchor": "middle" }, xName);
+  draw("text", { x: 48, y: 12 }, yName);
+  series.forEach((s, index) => {
+    draw("polyline", { points: s.points.map((p) => `${X(p[0])},${Y(p[1])}`).join(" "), fill: "none", stroke: s.color, "stroke-width": 2 });
+    s.points.forEach((p) => draw("circle", { cx: X(p[0]), cy: Y(p[1]), r: 3, fill: s.color }));
+    draw("text", { x: 440, y: 14 + 14 * index, "text-anchor": "end", style: `fill:${s.color}` }, s.name);
+  });
+}
+
+function show(data, input) {
+  const gpu = data.gpus[input.gpu], found = answer(data, input);
+  document.getElementById("verdict").textContent = verdict(found, gpu);
+  const named = [];
+  if (found.plain) named.push(["without speculation", found.plain]);
+  if (found.speculative) named.push(["with", found.speculative]);
+  fill(document.getElementById("fleets"),
+    ["", "TP", "K", "GPUs", "nodes", "requests a replica", "first token ms", "ms a token", "tok/s", "a month", "million out", "million tokens", "margin"],
+    named.map(([name, f]) => fleetCells(name, f)));
+  const speeds = (row) => data.ks.map((k) => row.points.find((p) => p.k === k)).map((p) => (p ? number(p.tokens, 0) : "no room"));
+  fill(document.getElementById("sweep"),
+    ["requests on a replica" + (found.sweptTp ? `, TP=${found.sweptTp}` : ""), ...data.ks.map((k) => `K=${k} tok/s`), "best K", "gain", "ms a token"],
+    found.sweep.map((row) => [row.concurrency, ...speeds(row), row.best.k, number(row.gain, 2) + "x", number(row.best.tpot * 1e3, 1)]));
+  chart(document.getElementById("gain"), [
+    { name: "no speculation = 1", color: "#888", points: found.sweep.map((row) => [row.concurrency, 1]) },
+    { name: "best K", color: "#0a7d5a", points: found.sweep.map((row) => [row.concurrency, row.gain]) },
+  ], "requests in flight", "times", true);
+  chart(document.getElementById("pareto"), [
+    { name: "K = 0", color: "#888", points: found.sweep.map((row) => [1 / row.points[0].tpot, row.points[0].tokens]) },
+    { name: "best K", color: "#0a7d5a", points: found.sweep.map((row) => [1 / row.best.tpot, row.best.tokens]) },
+  ], "tokens a second that a user sees", "tokens a second of a replica", false);
+  const price = gpu.price;
+  document.getElementById("origin").textContent =
+    (price ? `List price: $${price.usd_per_gpu_hour} a GPU and hour, ${price.cloud}${price.what ? ", " + price.what : ""} (${price.source}, ${price.checked}). ` : "No list price is known for this GPU. ") +
+    (gpu.runsPaceline ? "" : "Paceline's kernels were not written for this GPU: these are its bytes and rates at the same efficiency. ") +
+    "Times are means of the engine, without network and server.";
+}
+
+function start(data) {
+  const input = initial(data), form = document.getElementById("inputs"), plan = data.plan;
+  const draft = plan.question.draft && (plan.question.draft.name || plan.question.draft);
+  document.getElementById("about").textContent =
+    `${plan.question.model.name} with ${draft || "no draft"}. Computed ${plan.date.slice(0, 10)} by: ${plan.command}. ` +
+    (plan.efficiency.calibrated_with ? `Calibrated with ${plan.efficiency.calibrated_with}.` : "From first principles, with kernels measured one by one on an H200.");
+  const update = () => show(data, input);
+  const shows = {};
+  choice(form, "GPU", Object.entries(data.gpus).map(([key, gpu]) => [key, gpu.name]), input.gpu, (key) => {
+    input.gpu = key;
+    if (data.gpus[key].price) input.price = data.gpus[key].price.usd_per_gpu_hour;
+    shows.price();
+    update();
+  });
+  choice(form, "tensor parallelism", [[0, "best"], ...[1, 2, 4, 8].map((tp) => [tp, `TP=${tp}`])], 0, (tp) => {
+    input.tp = Number(tp);
+    update();
+  });
+  for (const option of OPTIONS) shows[option[0]] = slider(form, option, input, update);
+  update();
+}
+
+if (typeof module !== "undefined") module.exports = { answer, initial, operate, fleet };

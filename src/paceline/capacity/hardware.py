@@ -1,0 +1,122 @@
+"""GPUs by name: rates, memory and links, from data/hardware.toml and, if given, a user's file of the same form."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigurationError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One card. Rates are peak, dense; the interconnect's is both directions of one card added up."""
+
+    key: str
+    name: str
+    memory_gib: float
+    bandwidth_tb_s: float
+    fp8_tflops: float  # 0: no FP8 products
+    bf16_tflops: float
+    multiprocessors: int
+    interconnect_gb_s: float
+    gpus_per_node: int
+    runs_paceline: bool  # its kernels were written for this kind of card
+    source: str
+    checked: str  # date
+
+    def __post_init__(self) -> None:
+        numbers = ("memory_gib", "bandwidth_tb_s", "bf16_tflops", "multiprocessors", "interconnect_gb_s")
+        for field in (*numbers, "gpus_per_node"):
+            if getattr(self, field) <= 0:
+                raise ConfigurationError(f"GPU '{self.key}': {field} must be above 0, not {getattr(self, field)}.")
+        if self.fp8_tflops < 0:
+            raise ConfigurationError(f"GPU '{self.key}': fp8_tflops must be 0 or more, not {self.fp8_tflops}.")
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.memory_gib * (1 << 30))
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second."""
+        return self.bandwidth_tb_s * 1e12
+
+    @property
+    def has_fp8(self) -> bool:
+        return self.fp8_tflops > 0
+
+    def flops(self, *, is_fp8: bool) -> float:
+        """Operations a second, dense."""
+        return (self.fp8_tflops if is_fp8 else self.bf16_tflops) * 1e12
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Raises ConfigurationError that names the file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"'{path}' cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"'{path}' is not valid TOML: {error}.") from None
+
+
+def packaged_toml(name: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files("paceline.capacity").joinpath("data", name).read_text(encoding="utf-8"))
+
+
+def load_gpus(user_file: Path | None = None) -> dict[str, Gpu]:
+    """By key, the user's over the packaged ones."""
+    gpus = _parse(packaged_toml("hardware.toml"), "hardware.toml")
+    if user_file is not None:
+        gpus |= _parse(read_toml(user_file), str(user_file))
+    return gpus
+
+
+def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
+    key = name.lower().replace("_", "-").replace(" ", "-")
+    aliases = {"h100": "h100-sxm", "a100": "a100-80", "h200-sxm": "h200", "b200-sxm": "b200"}
+    key = aliases.get(key, key) if key not in gpus else key
+    if key in gpus:
+        return gpus[key]
+    raise ConfigurationError(
+        f"--gpu '{name}' is not known.{did_you_mean(key, gpus)} Known are: {', '.join(gpus)}. Add another one with "
+        "--hardware FILE (the form is in docs/plan.md)."
+    )
+
+
+def _parse(content: Mapping[str, Any], where: str) -> dict[str, Gpu]:
+    table = content.get("gpus")
+    if not isinstance(table, dict) or not table:
+        raise ConfigurationError(f"'{where}' has no [gpus.NAME] tables.")
+    return {key: _gpu(key, entry, where) for key, entry in table.items()}
+
+
+def _gpu(key: str, entry: Any, where: str) -> Gpu:
+    kinds: dict[str, Any] = {field.name: str(field.type) for field in fields(Gpu) if field.name != "key"}
+    if not isinstance(entry, dict):
+        raise ConfigurationError(f"'{where}': gpus.{key} must be a table.")
+    for name in entry:
+        if name not in kinds:
+            raise ConfigurationError(f"'{where}': gpus.{key} has an unknown field '{name}'.{did_you_mean(name, kinds)}")
+    for name, kind in kinds.items():
+        if name not in entry:
+            raise ConfigurationError(f"'{where}': gpus.{key} lacks '{name}'.")
+        check_kind(entry[name], kind, f"'{where}': gpus.{key}.{name}")
+    return Gpu(key=key, **entry)
+
+
+def check_kind(value: Any, kind: str, where: str) -> None:
+    """A TOML value against an annotation of a dataclass: float takes whole numbers, bool is no number."""
+    fits = {
+        "str": isinstance(value, str),
+        "bool": isinstance(value, bool),
+        "int": isinstance(value, int) and not isinstance(value, bool),
+        "float": isinstance(value, int | float) and not isinstance(value, bool),
+    }
+    if not fits[kind]:
+        raise ConfigurationError(f"{where} must be of kind {kind}, not {value!r}.")

@@ -1,0 +1,147 @@
+"""A JSON document of `paceline bench offline`, read as what a prediction is held against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.capacity.hardware import Gpu
+from paceline.capacity.pair import PlannedModel, read_model
+from paceline.errors import ConfigurationError
+
+_NAMES = {  # as drivers spell them
+    "NVIDIA H100 80GB HBM3": "h100-sxm",
+    "NVIDIA H100 PCIe": "h100-pcie",
+    "NVIDIA H100 NVL": "h100-nvl",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+    "NVIDIA A100-SXM4-80GB": "a100-80",
+    "NVIDIA A100-SXM4-40GB": "a100-40",
+    "NVIDIA L40S": "l40s",
+    "NVIDIA L4": "l4",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCase:
+    """One batch and K; seconds of a mean step and of its parts."""
+
+    batch: int
+    k: int
+    has_draft: bool
+    tokens_per_second: float
+    tokens_per_pass: float
+    step: float | None  # of full steps
+    draft: float
+    verify: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    source: str
+    date: str
+    command: str
+    commit: str | None
+    gpu: Gpu
+    bandwidth: float  # bytes a second, as that run measured it
+    target: PlannedModel
+    draft: PlannedModel | None
+    input_len: int
+    output_len: int
+    tp: int
+    draft_tp: int
+    is_random: bool
+    cases: tuple[MeasuredCase, ...]
+    configurations: tuple[Mapping[str, str], ...]
+
+    @property
+    def batches(self) -> list[int]:
+        return sorted({case.batch for case in self.cases})
+
+
+def read_measurement(path: Path, gpus: Mapping[str, Gpu], gpu: Gpu | None = None) -> Measurement:
+    """`gpu` None: the one that the document names. Raises ConfigurationError where it is of another kind."""
+    content = _document(path)
+    try:
+        return _parse(content, path, gpus, gpu)
+    except (KeyError, TypeError, IndexError) as error:
+        raise ConfigurationError(
+            f"--calibration '{path}' lacks {error}: it must be what 'paceline bench offline --out' writes."
+        ) from None
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+        content = json.loads(text if text.startswith("{\n") else text.splitlines()[-1])
+    except (OSError, ValueError, IndexError) as error:
+        raise ConfigurationError(f"--calibration '{path}' cannot be read as JSON: {error}.") from None
+    if not isinstance(content, dict) or content.get("benchmark") != "offline":
+        raise ConfigurationError(
+            f"--calibration '{path}' is no document of 'paceline bench offline': its field benchmark is not 'offline'."
+        )
+    return content
+
+
+def _parse(content: dict[str, Any], path: Path, gpus: Mapping[str, Gpu], gpu: Gpu | None) -> Measurement:
+    where = f"--calibration '{path}'"
+    device = content["hardware"].get("gpu")
+    if device is None:
+        raise ConfigurationError(f"{where} was measured on a CPU; a plan is for GPUs.")
+    key = _NAMES.get(device)
+    if gpu is None and key is None:
+        raise ConfigurationError(f"{where} was measured on a '{device}', which is not in the hardware file.")
+    chosen = gpu or gpus[key or ""]
+    if key is not None and key != chosen.key:
+        raise ConfigurationError(f"{where} was measured on a {device}, and the plan is for {chosen.name}.")
+    models, sweep = content["options"]["models"], content["options"]["sweep"]
+    engine, speculative = models["engine"], models["speculative"]
+    target = _model(models["model"], chosen, engine, sweep)
+    has_model = models["draft"] not in (None, "ngram")
+    cache = {"kv_cache_dtype": engine["kv_cache_dtype"]} if "kv_cache_dtype" in engine else {}
+    draft = _model(models["draft"], chosen, {**speculative, **cache}, sweep) if has_model else None
+    return Measurement(
+        source=path.name,
+        date=content["date"],
+        command=content["command"],
+        commit=content["commit"],
+        gpu=chosen,
+        bandwidth=content["ceiling"]["bandwidth"],
+        target=target,
+        draft=draft,
+        input_len=sweep["input_len"],
+        output_len=sweep["output_len"],
+        tp=engine.get("tensor_parallel_size", 1),
+        draft_tp=speculative.get("draft_tensor_parallel_size", 1),
+        is_random=sweep["temperature"] > 0,
+        cases=tuple(_cases(content["results"])),
+        configurations=tuple(content["configurations"]),
+    )
+
+
+def _model(name: str, gpu: Gpu, options: Mapping[str, Any], sweep: Mapping[str, Any]) -> PlannedModel:
+    return read_model(
+        name,
+        gpu,
+        quantization=options.get("quantization"),
+        quantize_lm_head=options.get("quantize_lm_head", False),
+        kv_cache_dtype=options.get("kv_cache_dtype", "auto"),
+        max_model_len=sweep["input_len"] + sweep["output_len"],
+    )
+
+
+def _cases(rows: list[dict[str, Any]]) -> Iterator[MeasuredCase]:
+    for row in rows:
+        yield MeasuredCase(
+            batch=row["batch"],
+            k=row["k"],
+            has_draft=row["draft_loaded"],
+            tokens_per_second=row["decode_tokens_per_second"],
+            tokens_per_pass=row["tokens_per_pass"],
+            step=row["step_ms"] / 1e3 if row["step_ms"] is not None else None,
+            draft=row["draft_ms"] / 1e3,
+            verify=row["verify_ms"] / 1e3,
+        )

@@ -1,0 +1,317 @@
+"""From a load and an objective to a fleet: which K, which degree of tensor parallelism, how many GPUs, at what cost.
+
+    candidates = every (TP, K) whose memory plan holds; for each, the most sequences a replica may have so that cache,
+    TTFT and TPOT are within bounds (all three grow with it), and from that the number of replicas.
+
+The cheapest fleet wins, among equals the one with the least time a token. `plain` is the same search with K = 0 and no
+draft loaded: the saving of speculation is the difference under the same objective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
+
+from paceline.bench.acceptance import SyntheticAcceptance
+from paceline.capacity.economics import Money, Selling, money
+from paceline.capacity.efficiency import Efficiency
+from paceline.capacity.hardware import Gpu
+from paceline.capacity.memory import Limits, plan_pair, room_for_positions
+from paceline.capacity.pair import PlannedModel
+from paceline.capacity.prices import Price
+from paceline.capacity.roofline import Setup
+from paceline.capacity.serving import Point, Replica, Workload, operate
+from paceline.errors import ConfigurationError
+from paceline.worker.memory_plan import MemoryPlan
+
+MOST_SEQUENCES = 1024  # on one replica
+SWEPT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_WORTH_IT = 1.02  # a gain below this is no reason to draft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """Mean seconds; infinite: any."""
+
+    ttft: float = inf
+    tpot: float = inf
+
+    def __post_init__(self) -> None:
+        if self.ttft <= 0 or self.tpot <= 0:
+            raise ConfigurationError("--ttft-ms and --tpot-ms must be above 0: times, in milliseconds.")
+
+    def holds(self, point: Point) -> bool:
+        return point.ttft <= self.ttft and point.tpot <= self.tpot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Of all replicas together: either so many requests always in flight, or so many arriving a second."""
+
+    workload: Workload
+    users: int | None = None
+    requests_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.users is None) == (self.requests_per_second is None):
+            raise ConfigurationError("Give either --users or --requests-per-second: one of them is the load.")
+        if self.users is not None and self.users < 1:
+            raise ConfigurationError(f"--users must be at least 1, not {self.users}.")
+        if self.requests_per_second is not None and self.requests_per_second <= 0:
+            raise ConfigurationError(f"--requests-per-second must be above 0, not {self.requests_per_second}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Everything that a plan is asked."""
+
+    gpu: Gpu
+    target: PlannedModel
+    draft: PlannedModel | None
+    is_ngram: bool
+    acceptance: SyntheticAcceptance
+    load: Load
+    objective: Objective
+    ks: tuple[int, ...]
+    tps: tuple[int, ...]
+    draft_tp: int
+    limits: Limits
+    efficiency: Efficiency
+    price: Price | None
+    utilization: float = 1.0
+    selling: Selling = field(default_factory=Selling)
+    is_random: bool = True
+
+    def replica(self, tp: int) -> Replica:
+        setup = Setup(
+            gpu=self.gpu,
+            efficiency=self.efficiency,
+            tp=tp,
+            draft_tp=min(self.draft_tp, tp),
+            is_random=self.is_random,
+        )
+        return Replica(
+            setup=setup,
+            target=self.target,
+            draft=self.draft,
+            acceptance=self.acceptance,
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+        )
+
+    def memory(self, tp: int, k: int, num_sequences: int) -> MemoryPlan:
+        limits = replace(self.limits, max_num_seqs=num_sequences)
+        return plan_pair(self.gpu, self.target, self.draft, k, limits, tp=tp, draft_tp=min(self.draft_tp, tp))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What serves the load. `point` is one replica's."""
+
+    tp: int
+    k: int
+    replicas: int
+    nodes: int
+    num_gpus: int  # that work
+    rented_gpus: int  # whole machines
+    most_sequences: int  # of a replica, within memory and objective
+    point: Point
+    memory: MemoryPlan
+    money: Money | None
+    tokens_per_second: float  # output, of all replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """One concurrency on one replica, for every K."""
+
+    concurrency: int
+    points: tuple[Point, ...]
+    best: Point  # most tokens a second
+
+    @property
+    def gain(self) -> float:
+        """Of the best K over none."""
+        plain = next(point for point in self.points if point.k == 0)
+        return self.best.tokens_per_second / plain.tokens_per_second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    question: Question
+    fleets: tuple[Fleet, ...]  # every (TP, K) that can serve the load, cheapest first
+    sweep: tuple[Swept, ...]
+    swept_tp: int
+    notes: tuple[str, ...]
+
+    @property
+    def best(self) -> Fleet | None:
+        return self.fleets[0] if self.fleets else None
+
+    @property
+    def plain(self) -> Fleet | None:
+        """The cheapest without speculation."""
+        return next((fleet for fleet in self.fleets if fleet.k == 0), None)
+
+    @property
+    def speculative(self) -> Fleet | None:
+        return next((fleet for fleet in self.fleets if fleet.k > 0), None)
+
+    @property
+    def saving(self) -> float | None:
+        """Share of the plain fleet's cost that speculation saves, in whole machines; below 0 where it costs more."""
+        if self.plain is None or self.speculative is None:
+            return None
+        return 1 - self.speculative.rented_gpus / self.plain.rented_gpus
+
+    @property
+    def gpu_saving(self) -> float | None:
+        """The same of GPUs that work, however they are rented."""
+        if self.plain is None or self.speculative is None:
+            return None
+        return 1 - self.speculative.num_gpus / self.plain.num_gpus
+
+    @property
+    def break_even(self) -> int | None:
+        """The smallest swept concurrency of a replica from which on no K gains 2 %; None: all of them gain."""
+        for place, swept in enumerate(self.sweep):
+            if all(later.gain < _WORTH_IT for later in self.sweep[place:]):
+                return swept.concurrency
+        return None
+
+
+def answer(question: Question) -> Answer:
+    """Raises ConfigurationError where nothing fits at all."""
+    notes: list[str] = []
+    fleets: list[Fleet] = []
+    for tp in question.tps:
+        try:
+            question.memory(tp, 0, 1)
+        except ConfigurationError as error:
+            notes.append(f"TP={tp} is left out: {error}")
+            continue
+        fleets += [fleet for k in question.ks if (fleet := _fleet(question, tp, k)) is not None]
+    fitting = [tp for tp in question.tps if not any(note.startswith(f"TP={tp} ") for note in notes)]
+    if not fitting:
+        raise ConfigurationError(" ".join(["Nothing fits.", *notes]))
+    fleets.sort(key=lambda fleet: (fleet.rented_gpus, fleet.num_gpus, fleet.point.tpot))
+    swept_tp = fleets[0].tp if fleets else fitting[-1]
+    if not fleets:
+        notes.append(_missed(question, fitting))
+    return Answer(
+        question=question,
+        fleets=tuple(fleets),
+        sweep=tuple(_sweep(question, swept_tp)),
+        swept_tp=swept_tp,
+        notes=tuple(notes),
+    )
+
+
+def _fleet(question: Question, tp: int, k: int) -> Fleet | None:
+    most = _most_sequences(question, tp, k)
+    if most == 0:
+        return None
+    replica, workload = question.replica(tp), question.load.workload
+
+    def point(concurrency: int) -> Point:
+        return operate(replica, workload, concurrency, k)
+
+    if question.load.users is not None:
+        replicas = ceil(question.load.users / most)
+        at = point(ceil(question.load.users / replicas))
+        served = question.load.users / at.concurrency * at.requests_per_second
+    else:
+        assert question.load.requests_per_second is not None
+        served = question.load.requests_per_second
+        replicas = ceil(served / point(most).requests_per_second)
+        at = point(_smallest(lambda b: point(b).requests_per_second >= served / replicas, most))
+    num_gpus = replicas * tp
+    rented = num_gpus if question.price is None else ceil(num_gpus / question.price.gpus) * question.price.gpus
+    return Fleet(
+        tp=tp,
+        k=k,
+        replicas=replicas,
+        nodes=ceil(replicas / max(1, question.gpu.gpus_per_node // tp)),
+        num_gpus=num_gpus,
+        rented_gpus=rented,
+        most_sequences=most,
+        point=at,
+        memory=question.memory(tp, k, most),
+        money=_money(question, rented, served),
+        tokens_per_second=served * workload.output_len,
+    )
+
+
+def _money(question: Question, rented: int, requests_per_second: float) -> Money | None:
+    if question.price is None:
+        return None
+    return money(
+        num_gpus=rented,
+        usd_per_gpu_hour=question.price.usd_per_gpu_hour,
+        requests_per_second=requests_per_second,
+        input_len=question.load.workload.input_len,
+        output_len=question.load.workload.output_len,
+        utilization=question.utilization,
+        selling=question.selling,
+    )
+
+
+def _most_sequences(question: Question, tp: int, k: int) -> int:
+    """Of one replica; 0: not even one. More than the load's users are of no use."""
+    replica, workload = question.replica(tp), question.load.workload
+    positions = workload.most_positions + k
+
+    def fits(concurrency: int) -> bool:
+        try:
+            plan = question.memory(tp, k, concurrency)
+        except ConfigurationError:
+            return False
+        if room_for_positions(plan, question.limits) < concurrency * positions:
+            return False
+        return question.objective.holds(operate(replica, workload, concurrency, k))
+
+    most = min(question.load.users or MOST_SEQUENCES, MOST_SEQUENCES, question.limits.max_num_seqs)
+    return most if fits(most) else _smallest(lambda b: not fits(b), most) - 1
+
+
+def _smallest(holds: Callable[[int], bool], most: int) -> int:
+    """The smallest of 1 .. most for which `holds`, which is true from somewhere on; `most` if it never is."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+def _sweep(question: Question, tp: int) -> Sequence[Swept]:
+    """Whatever the objective is, as far as the cache has room."""
+    free = replace(
+        question, objective=Objective(), load=replace(question.load, users=MOST_SEQUENCES, requests_per_second=None)
+    )
+    ks = sorted({0, *question.ks})
+    room = {k: _most_sequences(free, tp, k) for k in ks}
+    replica = question.replica(tp)
+    rows = []
+    for concurrency in SWEPT:
+        points = tuple(operate(replica, question.load.workload, concurrency, k) for k in ks if room[k] >= concurrency)
+        if points and points[0].k == 0:
+            best = max(points, key=lambda point: point.tokens_per_second)
+            rows.append(Swept(concurrency=concurrency, points=points, best=best))
+    return rows
+
+
+def _missed(question: Question, tps: Sequence[int]) -> str:
+    """How near the objective can be come to: one sequence a replica."""
+    points = [
+        (tp, operate(question.replica(tp), question.load.workload, 1, k))
+        for tp in tps
+        for k in sorted({0, *question.ks})
+    ]
+    tp, fastest = min(points, key=lambda pair: pair[1].tpot)
+    first_tp, first = min(points, key=lambda pair: pair[1].ttft)
+    return (
+        f"The objective cannot be met with {question.gpu.name}: alone on a replica, a request gets a token every "
+        f"{fastest.tpot * 1e3:.1f} ms at best (TP={tp}, K={fastest.k}) and its first one after "
+        f"{first.ttft * 1e3:.0f} ms (TP={first_tp}). Allow more (--tpot-ms, --ttft-ms), more "
+        "ranks (--tp), or take another GPU."
+    )

@@ -1,0 +1,251 @@
+"""What a user types, checked, as a Question: every problem is named by its option."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+
+from paceline.bench.acceptance import SyntheticAcceptance
+from paceline.capacity.calibration import Calibration, calibrate
+from paceline.capacity.economics import Selling
+from paceline.capacity.efficiency import Efficiency
+from paceline.capacity.hardware import Gpu, find_gpu, load_gpus
+from paceline.capacity.measurement import read_measurement
+from paceline.capacity.memory import Limits
+from paceline.capacity.pair import PlannedModel, read_model
+from paceline.capacity.planner import MOST_SEQUENCES, Load, Objective, Question
+from paceline.capacity.prices import Price, choose_price, load_prices
+from paceline.capacity.serving import Workload
+from paceline.errors import ConfigurationError
+
+_DEFAULT_USERS = 32
+_SHORTEST_LIMIT = 4096  # default of max_model_len: twice the load's mean lengths, but at least this
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """As `paceline plan` takes them; None: not given."""
+
+    model: str
+    draft: str | None = None  # a model, or 'ngram'
+    gpu: str = "h200"
+    users: int | None = None
+    requests_per_second: float | None = None
+    input_len: int = 1024
+    output_len: int = 256
+    cached: float = 0.0
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    acceptance: float | None = None
+    acceptance_length: float | None = None
+    ks: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 7)
+    tps: tuple[int, ...] = (1, 2, 4, 8)
+    draft_tp: int = 1
+    quantization: str | None = "fp8"
+    draft_quantization: str | None = None  # as the target's
+    quantize_lm_head: bool = False
+    quantize_draft_lm_head: bool = True
+    kv_cache_dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int = 2048
+    gpu_memory_utilization: float = 0.9
+    price: float | None = None
+    prices_file: Path | None = None
+    cloud: str | None = None
+    hardware_file: Path | None = None
+    utilization: float = 1.0
+    sell_input: float = 0.0
+    sell_output: float = 0.0
+    calibration: Path | None = None
+    is_greedy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    question: Question
+    calibration: Calibration | None
+    gpus: Mapping[str, Gpu]
+    prices: list[Price]
+    notes: tuple[str, ...]
+
+
+def read_request(request: Request) -> Asked:
+    _check(request)
+    gpus, prices = load_gpus(request.hardware_file), load_prices(request.prices_file)
+    gpu = find_gpu(request.gpu, gpus)
+    notes = []
+    target, draft = read_pair(request, gpu)
+    calibration = None
+    if request.calibration is not None:
+        calibration = calibrate(read_measurement(request.calibration, gpus, gpu))
+    users = request.users
+    if users is None and request.requests_per_second is None:
+        users = _DEFAULT_USERS
+        notes.append(f"No load was given: planned for {users} requests in flight (--users, --requests-per-second).")
+    if request.acceptance is None and request.acceptance_length is None and (draft or request.draft == "ngram"):
+        notes.append(
+            "No acceptance was given: planned with 0.7, each draft if those before it were kept. Measure your own "
+            "('paceline bench', the server's metrics) and give --acceptance or --acceptance-length."
+        )
+    if gpu.has_fp8 is False and request.quantization == "fp8":
+        notes.append(f"{gpu.name} has no FP8 products: weights are held in bfloat16.")
+    question = Question(
+        gpu=gpu,
+        target=target,
+        draft=draft,
+        is_ngram=request.draft == "ngram",
+        acceptance=_acceptance(request),
+        load=Load(
+            workload=Workload(input_len=request.input_len, output_len=request.output_len, cached=request.cached),
+            users=users,
+            requests_per_second=request.requests_per_second,
+        ),
+        objective=Objective(ttft=_seconds(request.ttft_ms), tpot=_seconds(request.tpot_ms)),
+        ks=tuple(sorted(set(request.ks) | {0})) if request.draft else (0,),
+        tps=_degrees(request, target, gpu),
+        draft_tp=request.draft_tp,
+        limits=_limits(request, target),
+        efficiency=calibration.efficiency if calibration else Efficiency(),
+        price=_price(request, prices, gpu),
+        utilization=request.utilization,
+        selling=Selling(usd_per_million_input=request.sell_input, usd_per_million_output=request.sell_output),
+        is_random=not request.is_greedy,
+    )
+    return Asked(question, calibration, gpus, prices, tuple(notes))
+
+
+def read_pair(request: Request, gpu: Gpu) -> tuple[PlannedModel, PlannedModel | None]:
+    longest = max(request.max_model_len or 0, request.input_len + request.output_len)
+    target = read_model(
+        request.model,
+        gpu,
+        quantization=request.quantization,
+        quantize_lm_head=request.quantize_lm_head,
+        kv_cache_dtype=request.kv_cache_dtype,
+        max_model_len=longest,
+        role="the model",
+    )
+    if request.draft in (None, "ngram"):
+        return target, None
+    assert request.draft is not None
+    quantization = request.draft_quantization or request.quantization
+    draft = read_model(
+        request.draft,
+        gpu,
+        quantization=quantization,
+        quantize_lm_head=request.quantize_draft_lm_head and quantization == "fp8",
+        kv_cache_dtype=request.kv_cache_dtype,
+        max_model_len=longest,
+        role="the draft",
+    )
+    if draft.architecture.vocab_size != target.architecture.vocab_size:
+        smaller, larger = sorted((draft.architecture.vocab_size, target.architecture.vocab_size))
+        if larger - smaller > 1024:  # padding of a shared vocabulary is allowed (p39)
+            raise ConfigurationError(
+                f"--draft '{request.draft}' has {draft.architecture.vocab_size:,} tokens and the model "
+                f"{target.architecture.vocab_size:,}: a draft must have the target's tokens."
+            )
+    return target, draft
+
+
+def _check(request: Request) -> None:
+    problems = []
+    for option, value in (
+        ("--input-len", request.input_len),
+        ("--output-len", request.output_len),
+        ("--draft-tp", request.draft_tp),
+        ("--max-num-batched-tokens", request.max_num_batched_tokens),
+        ("--max-num-seqs", request.max_num_seqs),
+        ("--max-model-len", request.max_model_len),
+    ):
+        if value is not None and value < 1:
+            problems.append(f"{option} must be at least 1, not {value}.")
+    for option, share, least in (
+        ("--utilization", request.utilization, 0.0),
+        ("--gpu-memory-utilization", request.gpu_memory_utilization, 0.0),
+    ):
+        if not least < share <= 1:
+            problems.append(f"{option} must be above 0 and at most 1, not {share}.")
+    if not 0 <= request.cached < 1:
+        problems.append(f"--cached-prompt must be a share from 0 to below 1, not {request.cached}.")
+    if request.price is not None and request.price <= 0:
+        problems.append(f"--price must be above 0 US dollars per GPU and hour, not {request.price}.")
+    if request.sell_input < 0 or request.sell_output < 0:
+        problems.append("--sell-input and --sell-output are US dollars per million tokens, 0 or more.")
+    if not request.ks or min(request.ks) < 0 or max(request.ks) > 32:
+        problems.append(f"-k {list(request.ks)}: numbers of drafts from 0 to 32.")
+    if not request.tps or min(request.tps) < 1:
+        problems.append(f"--tp {list(request.tps)}: numbers of GPUs that share a model, 1 or more.")
+    if request.acceptance is not None and request.acceptance_length is not None:
+        problems.append("Give --acceptance or --acceptance-length, not both.")
+    if problems:
+        raise ConfigurationError(" ".join(problems))
+
+
+def _acceptance(request: Request) -> SyntheticAcceptance:
+    if request.acceptance_length is not None:
+        if request.acceptance_length < 1:
+            raise ConfigurationError(
+                f"--acceptance-length {request.acceptance_length}: every pass emits at least 1 token."
+            )
+        return SyntheticAcceptance(length=request.acceptance_length)
+    rate = 0.7 if request.acceptance is None else request.acceptance
+    if not 0 <= rate <= 1:
+        raise ConfigurationError(
+            f"--acceptance {rate} is no probability: P(a draft is kept | those before it were), from 0 to 1. For "
+            "tokens a pass give --acceptance-length."
+        )
+    return SyntheticAcceptance(rate=rate)
+
+
+def _seconds(milliseconds: float | None) -> float:
+    return inf if milliseconds is None else milliseconds / 1e3
+
+
+def _degrees(request: Request, target: PlannedModel, gpu: Gpu) -> tuple[int, ...]:
+    """Those that cut the heads evenly and stay inside of a node."""
+    arch = target.architecture
+    found = []
+    for tp in sorted(set(request.tps)):
+        even = arch.num_heads % tp == 0 and arch.intermediate_size % tp == 0
+        shared = arch.num_kv_heads % tp == 0 or tp % arch.num_kv_heads == 0
+        if even and shared and tp <= gpu.gpus_per_node:
+            found.append(tp)
+    if not found:
+        raise ConfigurationError(
+            f"--tp {list(request.tps)}: none of them divides {arch.num_heads} heads and {arch.num_kv_heads} key-value "
+            f"heads within a node of {gpu.gpus_per_node} GPUs."
+        )
+    return tuple(found)
+
+
+def _limits(request: Request, target: PlannedModel) -> Limits:
+    longest = request.input_len + request.output_len
+    default = min(max(_SHORTEST_LIMIT, 2 * longest), target.architecture.max_position_embeddings)
+    if request.max_model_len is not None and request.max_model_len < longest:
+        raise ConfigurationError(
+            f"--max-model-len {request.max_model_len} is less than a request of --input-len {request.input_len} and "
+            f"--output-len {request.output_len}."
+        )
+    return Limits(
+        max_model_len=request.max_model_len or max(default, longest),
+        max_num_seqs=request.max_num_seqs or MOST_SEQUENCES,
+        max_num_batched_tokens=request.max_num_batched_tokens,
+        gpu_memory_utilization=request.gpu_memory_utilization,
+    )
+
+
+def _price(request: Request, prices: list[Price], gpu: Gpu) -> Price | None:
+    if request.price is None:
+        return choose_price(prices, gpu.key, request.cloud)
+    return Price(
+        cloud="yours", gpu=gpu.key, usd_per_gpu_hour=request.price, source="--price", checked="as given", what=""
+    )
+
+
+def for_every_gpu(request: Request, gpus: Mapping[str, Gpu]) -> dict[str, tuple[PlannedModel, PlannedModel | None]]:
+    """The pair as each GPU has it."""
+    return {key: read_pair(replace(request, gpu=key), gpu) for key, gpu in gpus.items()}

@@ -1,0 +1,194 @@
+"""A plan in a terminal: what serves the load, what speculation gains by concurrency, memory, and what was assumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import isinf
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from paceline.capacity.calibration import Calibration
+from paceline.capacity.hardware import Gpu
+from paceline.capacity.planner import Answer, Fleet, Question, Swept
+from paceline.capacity.prices import Price
+
+_MOST_FLEETS = 5
+_GIB = 1 << 30
+
+
+def render(answer: Answer, calibration: Calibration | None) -> Group:
+    parts: list[Table] = [_fleet_table(answer), _sweep_table(answer)]
+    if answer.best is not None:
+        parts.insert(1, _memory_table(answer.best))
+    if calibration is not None:
+        parts.append(_calibration_table(calibration))
+    return Group(*parts, *_sentences(answer, calibration))
+
+
+def question_in_words(question: Question) -> str:
+    load, lengths, objective = question.load, question.load.workload, question.objective
+    traffic = (
+        f"{load.users} requests in flight"
+        if load.users is not None
+        else f"{load.requests_per_second:g} requests a second"
+    )
+    bounds = [
+        f"{name} at most {seconds * 1e3:g} ms"
+        for name, seconds in (("first token", objective.ttft), ("time a token", objective.tpot))
+        if not isinf(seconds)
+    ]
+    draft = question.draft.name if question.draft else ("n-gram" if question.is_ngram else "no draft")
+    return (
+        f"{question.target.name} with {draft} on {question.gpu.name}: {traffic}, {lengths.input_len} tokens in and "
+        f"{lengths.output_len} out; {' and '.join(bounds) or 'any latency'}"
+    )
+
+
+def _fleet_table(answer: Answer) -> Table:
+    table = Table(title=question_in_words(answer.question))
+    headings = (
+        "", "TP", "K", "GPUs", "nodes", "requests a replica", "first token ms", "ms a token", "tok/s", "$ a month",
+        "$/M output", "$/M tokens", "margin",
+    )  # fmt: skip
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading))
+    named: list[tuple[str, Fleet | None]] = [("without speculation", answer.plain), ("with", answer.speculative)]
+    shown = [fleet for _, fleet in named if fleet is not None]
+    others = [fleet for fleet in answer.fleets[:_MOST_FLEETS] if fleet not in shown]
+    for name, fleet in [*named, *(("", other) for other in others)]:
+        if fleet is not None:
+            table.add_row(name, *_fleet_cells(fleet), style="bold" if fleet is answer.best else None)
+    return table
+
+
+def _fleet_cells(fleet: Fleet) -> Iterator[str]:
+    yield from (str(fleet.tp), str(fleet.k))
+    rented = f" of {fleet.rented_gpus} rented" if fleet.rented_gpus != fleet.num_gpus else ""
+    yield from (f"{fleet.num_gpus}{rented}", str(fleet.nodes))
+    yield f"{fleet.point.concurrency} (up to {fleet.most_sequences})"
+    yield from (f"{fleet.point.ttft * 1e3:,.0f}", f"{fleet.point.tpot * 1e3:.1f}", f"{fleet.tokens_per_second:,.0f}")
+    money = fleet.money
+    if money is None:
+        yield from ("-", "-", "-", "-")
+        return
+    yield from (f"{money.usd_per_month:,.0f}", f"{money.usd_per_million_output_tokens:.2f}")
+    yield f"{money.usd_per_million_tokens:.2f}"
+    yield "-" if money.gross_margin is None else f"{money.gross_margin:.0%}"
+
+
+def _sweep_table(answer: Answer) -> Table:
+    ks = sorted({0, *answer.question.ks})
+    table = Table(title=f"One replica, TP={answer.swept_tp}: output tokens a second by requests in flight and K")
+    for heading in ("requests", *(f"K={k}" for k in ks), "best K", "gain", "ms a token", "first token ms"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for swept in answer.sweep:
+        table.add_row(*_swept_cells(swept, ks))
+    return table
+
+
+def _swept_cells(swept: Swept, ks: list[int]) -> Iterator[str]:
+    speeds = {point.k: point.tokens_per_second for point in swept.points}
+    yield str(swept.concurrency)
+    yield from (f"{speeds[k]:,.0f}" if k in speeds else "no room" for k in ks)
+    yield from (str(swept.best.k), f"{swept.gain:.2f}x")
+    yield from (f"{swept.best.tpot * 1e3:.1f}", f"{swept.best.ttft * 1e3:,.0f}")
+
+
+def _memory_table(fleet: Fleet) -> Table:
+    plan = fleet.memory
+    table = Table(
+        "memory of one GPU", "GiB", title=f"TP={fleet.tp}, K={fleet.k}, up to {fleet.most_sequences} sequences"
+    )
+    table.columns[1].justify = "right"
+    for name, size in (
+        ("target weights", plan.target_weight_bytes),
+        ("draft weights", plan.draft_weight_bytes),
+        ("cache, target's part", plan.num_blocks * plan.target_bytes_per_block),
+        ("cache, draft's part", plan.num_blocks * plan.draft_bytes_per_block),
+        ("activations of the largest step", plan.activation_bytes),
+        ("captured graphs", plan.graph_bytes),
+        ("CUDA context and kernels", plan.other_bytes),
+        ("in all, of what may be used: " + f"{plan.limit_bytes / _GIB:,.2f}", plan.planned_bytes),
+    ):
+        table.add_row(name, f"{size / _GIB:,.2f}")
+    return table
+
+
+def _calibration_table(calibration: Calibration) -> Table:
+    table = Table(title=f"Calibrated with {calibration.source}: tokens a second")
+    for heading in ("batch", "K", "measured", "from first principles", "error", "calibrated", "error "):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for before, after in zip(calibration.before, calibration.after, strict=True):
+        table.add_row(
+            str(before.case.batch), str(before.case.k), f"{before.case.tokens_per_second:,.1f}",
+            f"{before.tokens_per_second:,.1f}", f"{before.error:+.1%}",
+            f"{after.tokens_per_second:,.1f}", f"{after.error:+.1%}",
+        )  # fmt: skip
+    return table
+
+
+def _sentences(answer: Answer, calibration: Calibration | None) -> Iterator[str]:
+    question = answer.question
+    if answer.saving is not None:
+        yield _saving_in_words(answer)
+    yield _break_even_in_words(answer)
+    price = question.price
+    yield f"Price: {escape(price.in_words())}" if price else "Price: none known for this GPU; give --price or --prices."
+    if question.utilization < 1:
+        yield f"The load stands for {question.utilization:.0%} of the month; GPUs are paid for all of it."
+    origin = f"calibrated with {calibration.source}" if calibration else "kernels measured one by one on an H200"
+    yield f"Efficiency: {escape(origin)}. Times are means of the engine: no network, no server in front of it."
+    if not question.gpu.runs_paceline:
+        yield (
+            f"[yellow]Note:[/] Paceline's kernels were not written for {question.gpu.name}: this is what its bytes and "
+            "rates allow at the same efficiency."
+        )
+    for note in answer.notes:
+        yield f"[yellow]Note:[/] {escape(note)}"
+
+
+def _saving_in_words(answer: Answer) -> str:
+    plain, drafted = answer.plain, answer.speculative
+    assert plain is not None
+    assert drafted is not None
+    assert answer.saving is not None
+    if answer.saving == 0 and plain.num_gpus == drafted.num_gpus:
+        faster = plain.point.tpot / drafted.point.tpot
+        return f"Speculation saves no GPU here; a token takes {faster:.2f} times less time with it."
+    words = f"Under the same objective speculation needs {drafted.num_gpus} GPUs instead of {plain.num_gpus}"
+    if answer.saving > 0:
+        return f"{words}: {answer.saving:.0%} of the hosting cost saved."
+    if answer.saving < 0:
+        return f"{words}: it costs {-answer.saving:.0%} more. Batching serves this load better."
+    return f"{words}, but machines are rented whole: no cost is saved."
+
+
+def _break_even_in_words(answer: Answer) -> str:
+    if answer.break_even is None:
+        return "Speculation gains at every number of requests shown."
+    return (
+        f"From {answer.break_even} requests in flight on a replica, batching has used up what speculation gains from: "
+        "no K gains 2 % there (a K without room in the cache counts as none)."
+    )
+
+
+def known_tables(gpus: Mapping[str, Gpu], prices: Sequence[Price]) -> Group:
+    cards = Table(title="GPUs: peak rates, dense")
+    for heading in ("--gpu", "memory GiB", "TB/s", "FP8 TFLOP/s", "BF16", "link GB/s", "source", "checked"):
+        cards.add_column(heading, overflow="fold")
+    for gpu in gpus.values():
+        cards.add_row(
+            gpu.key, f"{gpu.memory_gib:g}", f"{gpu.bandwidth_tb_s:g}", f"{gpu.fp8_tflops:,g}" if gpu.has_fp8 else "-",
+            f"{gpu.bf16_tflops:,g}", f"{gpu.interconnect_gb_s:g}", escape(gpu.source), gpu.checked,
+        )  # fmt: skip
+    costs = Table(title="Prices: US dollars per GPU and hour, on demand")
+    for heading in ("--cloud", "GPU", "$", "machine of", "what", "source", "checked"):
+        costs.add_column(heading, overflow="fold")
+    for price in prices:
+        costs.add_row(
+            escape(price.cloud), price.gpu, f"{price.usd_per_gpu_hour:.2f}", str(price.gpus), escape(price.what),
+            escape(price.source), price.checked,
+        )  # fmt: skip
+    return Group(cards, costs)

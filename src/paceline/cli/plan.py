@@ -1,0 +1,190 @@
+"""paceline plan: what it takes, and in which order it speaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.errors import ConfigurationError
+
+_MODELS, _LOAD, _GPUS, _MONEY, _OUTPUT = "Models", "Load and objective", "GPUs", "Money", "Output"
+
+
+def _option(text: str, panel: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False)
+
+
+def plan(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="A shape (llama-3.1-70b), a config.json, a directory or a known model.", show_default=False
+        ),
+    ] = None,
+    draft: Annotated[str | None, _option("The draft, likewise; or 'ngram'. Without it: no drafts.", _MODELS)] = None,
+    acceptance: Annotated[
+        float | None, _option("P(a draft is kept | those before it were). Default 0.7.", _MODELS)
+    ] = None,
+    acceptance_length: Annotated[
+        float | None, _option("Instead: tokens emitted a pass, the extra one included, whatever K is.", _MODELS)
+    ] = None,
+    k: Annotated[str, _option("Numbers of drafts a step to consider. Default 0,1,2,3,4,5,7.", _MODELS, "-k")] = "",
+    quantization: Annotated[str, _option("fp8 (default) or none.", _MODELS)] = "fp8",
+    draft_quantization: Annotated[str | None, _option("fp8 or none, if it is not the target's.", _MODELS)] = None,
+    quantize_lm_head: Annotated[bool, _option("The target's head in FP8 too.", _MODELS, "--quantize-lm-head")] = False,
+    kv_cache_dtype: Annotated[str, _option("auto or fp8.", _MODELS)] = "auto",
+    users: Annotated[int | None, _option("Requests in flight, over all replicas. Default 32.", _LOAD)] = None,
+    requests_per_second: Annotated[float | None, _option("Instead: requests that arrive a second.", _LOAD)] = None,
+    input_len: Annotated[int, _option("Mean tokens of a prompt. Default 1024.", _LOAD)] = 1024,
+    output_len: Annotated[int, _option("Mean tokens of an answer. Default 256.", _LOAD)] = 256,
+    cached_prompt: Annotated[float, _option("Share of a prompt found in the prefix cache. Default 0.", _LOAD)] = 0.0,
+    ttft_ms: Annotated[float | None, _option("Objective: mean time to the first token.", _LOAD)] = None,
+    tpot_ms: Annotated[float | None, _option("Objective: mean time a token after it.", _LOAD)] = None,
+    greedy: Annotated[bool, _option("Temperature 0; sampling costs a little more.", _LOAD, "--greedy")] = False,
+    gpu: Annotated[str, _option("Default h200; --list shows all.", _GPUS)] = "h200",
+    tp: Annotated[str, _option("GPUs that share the target. Default 1,2,4,8.", _GPUS, "--tp")] = "1,2,4,8",
+    draft_tp: Annotated[int, _option("GPUs that share the draft; 1: each has a whole one. Default 1.", _GPUS)] = 1,
+    max_model_len: Annotated[int | None, _option("Default: twice the lengths, at least 4096.", _GPUS)] = None,
+    max_num_seqs: Annotated[int | None, _option("Most requests on a replica.", _GPUS)] = None,
+    max_num_batched_tokens: Annotated[int, _option("Tokens of a prompt read in one step. Default 2048.", _GPUS)] = 2048,
+    gpu_memory_utilization: Annotated[float, _option("Share of a GPU's memory. Default 0.9.", _GPUS)] = 0.9,
+    calibration: Annotated[
+        Path | None, _option("A JSON of 'paceline bench offline' on this GPU: fit the efficiency to it.", _GPUS)
+    ] = None,
+    hardware: Annotated[Path | None, _option("More GPUs, TOML (docs/plan.md).", _GPUS)] = None,
+    price: Annotated[float | None, _option("US dollars per GPU and hour.", _MONEY)] = None,
+    prices: Annotated[Path | None, _option("Your own prices, TOML (docs/plan.md).", _MONEY)] = None,
+    cloud: Annotated[str | None, _option("The price of this cloud; default: the median of all known.", _MONEY)] = None,
+    utilization: Annotated[float, _option("Share of the month in which the load stands. Default 1.", _MONEY)] = 1.0,
+    sell_input: Annotated[float, _option("Selling price, US dollars per million tokens in.", _MONEY)] = 0.0,
+    sell_output: Annotated[float, _option("Selling price, US dollars per million tokens out.", _MONEY)] = 0.0,
+    preset: Annotated[str | None, _option("llama-70b-4xh100: a published claim, row by row.", _OUTPUT)] = None,
+    out: Annotated[Path | None, _option("Write the JSON document here.", _OUTPUT, "--out")] = None,
+    as_json: Annotated[bool, _option("Print the JSON document instead of tables.", _OUTPUT, "--json")] = False,
+    html: Annotated[Path | None, _option("Write a page with sliders here; it needs no network.", _OUTPUT)] = None,
+    list_known: Annotated[bool, _option("Show the GPUs and prices that are known.", _OUTPUT, "--list")] = False,
+) -> None:
+    """How many GPUs a load needs, what they cost, and what speculation saves: on paper, before any is rented.
+
+    [bold]Examples[/bold]
+
+      paceline plan llama-3.1-70b --draft llama-3.2-1b --acceptance 0.78 --gpu h200 --users 64 --tpot-ms 20
+
+      paceline plan llama-3.1-70b --draft llama-3.2-1b --gpu h100 --requests-per-second 20 --input-len 2000
+      --output-len 400 --ttft-ms 500 --tpot-ms 25 --cloud lambda --sell-output 0.9 --html plan.html
+
+      paceline plan --preset llama-70b-4xh100
+    """
+    from paceline.capacity.request import Request
+
+    if list_known:
+        _show_known(hardware, prices)
+        return
+    if preset is not None:
+        _show_preset(preset)
+        return
+    if model is None:
+        raise ConfigurationError("MODEL is missing: a shape such as llama-3.1-70b, a config.json or a model directory.")
+    ks = _numbers("-k", k) if k else Request(model=model).ks
+    request = Request(
+        model=model,
+        draft=draft,
+        gpu=gpu,
+        users=users,
+        requests_per_second=requests_per_second,
+        input_len=input_len,
+        output_len=output_len,
+        cached=cached_prompt,
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        acceptance=acceptance,
+        acceptance_length=acceptance_length,
+        ks=ks,
+        tps=_numbers("--tp", tp),
+        draft_tp=draft_tp,
+        quantization=quantization,
+        draft_quantization=draft_quantization,
+        quantize_lm_head=quantize_lm_head,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        gpu_memory_utilization=gpu_memory_utilization,
+        price=price,
+        prices_file=prices,
+        cloud=cloud,
+        hardware_file=hardware,
+        utilization=utilization,
+        sell_input=sell_input,
+        sell_output=sell_output,
+        calibration=calibration,
+        is_greedy=greedy,
+    )
+    _run(request, out, as_json, html)
+
+
+def _run(request: Any, out: Path | None, as_json: bool, html: Path | None) -> None:
+    import json
+
+    from paceline.bench.report import make_console
+    from paceline.capacity.document import document
+    from paceline.capacity.planner import answer
+    from paceline.capacity.request import read_request
+    from paceline.capacity.tables import render
+    from paceline.cli.console import say, show_notes
+
+    asked = read_request(request)
+    found = answer(asked.question)
+    show_notes(asked.notes)
+    content = document(found, asked.calibration)
+    content["notes"] = [*asked.notes, *content["notes"]]
+    text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+    if out is not None:
+        _write(out, text)
+    if html is not None:
+        _write(html, _page(request, asked, found))
+        say(f"Page with sliders: {html}")
+    if as_json:
+        typer.echo(text, nl=False)
+    else:
+        make_console().print(render(found, asked.calibration))
+
+
+def _page(request: Any, asked: Any, found: Any) -> str:
+    from paceline.capacity.page import page_data, render_page
+    from paceline.capacity.request import for_every_gpu
+
+    return render_page(page_data(found, for_every_gpu(request, asked.gpus), asked.gpus, asked.prices))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"'{path}' cannot be written: {error.strerror}.") from None
+
+
+def _show_preset(name: str) -> None:
+    from paceline.capacity.start_document import PRESET, render_markdown
+
+    if name != PRESET:
+        raise ConfigurationError(f"--preset '{name}' is not known; there is {PRESET}.")
+    typer.echo(render_markdown(), nl=False)
+
+
+def _show_known(hardware: Path | None, prices: Path | None) -> None:
+    from paceline.bench.report import make_console
+    from paceline.capacity.hardware import load_gpus
+    from paceline.capacity.prices import load_prices
+    from paceline.capacity.tables import known_tables
+
+    make_console().print(known_tables(load_gpus(hardware), load_prices(prices)))
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise ConfigurationError(f"{option} {text}: give whole numbers, separated by commas, such as 1,2,4.") from None

@@ -1,0 +1,181 @@
+"""From a load to a fleet: what must hold of any answer, and the page's script against the same formulas."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from capacity.cases import GPUS, H200, draft, question, target
+
+from paceline.capacity.economics import Selling, money
+from paceline.capacity.memory import Limits, plan_pair, room_for_positions
+from paceline.capacity.page import page_data, render_page
+from paceline.capacity.planner import Load, Objective, answer
+from paceline.capacity.prices import load_prices
+from paceline.capacity.serving import Workload, operate, steady_state
+from paceline.errors import ConfigurationError
+
+
+def test_the_cheapest_fleet_meets_the_objective_and_its_memory() -> None:
+    asked = question()
+    found = answer(asked)
+    assert found.best is not None
+    for fleet in found.fleets:
+        assert fleet.point.tpot <= asked.objective.tpot
+        assert fleet.point.ttft <= asked.objective.ttft
+        assert fleet.replicas * fleet.point.concurrency >= 64
+        assert fleet.point.concurrency <= fleet.most_sequences
+        assert fleet.rented_gpus >= found.best.rented_gpus
+        assert room_for_positions(fleet.memory, asked.limits) >= fleet.most_sequences * (1280 + fleet.k)
+
+
+def test_most_sequences_is_the_most() -> None:
+    """One more would miss the objective or the cache."""
+    asked = question(users=4096)
+    for fleet in answer(asked).fleets:
+        more = operate(asked.replica(fleet.tp), asked.load.workload, fleet.most_sequences + 1, fleet.k)
+        memory = asked.memory(fleet.tp, fleet.k, fleet.most_sequences + 1)
+        room = room_for_positions(memory, asked.limits)
+        assert not asked.objective.holds(more) or room < (fleet.most_sequences + 1) * (1280 + fleet.k)
+
+
+def test_the_answer_changes_with_the_load() -> None:
+    """Speculation gains most alone, and batching takes its place: p33 on paper."""
+    found = answer(question(ks=(0, 1, 2, 3, 5, 7), input_len=64, output_len=64))
+    gains = [swept.gain for swept in found.sweep]
+    assert gains[0] > 2.5
+    assert gains == sorted(gains, reverse=True)
+    assert found.sweep[0].best.k > found.sweep[5].best.k
+    assert found.break_even is not None
+    assert 64 <= found.break_even <= 512
+
+
+def test_a_tight_objective_is_where_speculation_saves() -> None:
+    tight, loose = answer(question(tpot=0.018)), answer(question(tpot=0.5, ttft=60.0, users=2048))
+    assert tight.gpu_saving is not None
+    assert loose.gpu_saving is not None
+    assert tight.gpu_saving >= 0.3
+    assert loose.gpu_saving < 0.2
+
+
+def test_a_useless_draft_costs_more() -> None:
+    found = answer(question(rate=0.0, tpot=0.025))
+    assert found.best is not None
+    assert found.best.k == 0
+    assert all(swept.best.k == 0 for swept in found.sweep)
+
+
+def test_arrivals_and_requests_in_flight_agree() -> None:
+    """Little's law: what a fleet for N in flight serves a second needs about the same fleet."""
+    by_users = answer(question(users=64, ks=(0, 3))).fleets[0]
+    rate = by_users.replicas * by_users.point.requests_per_second
+    asked = question(users=None, requests_per_second=rate, ks=(0, 3))
+    by_rate = answer(asked).fleets[0]
+    assert by_rate.num_gpus == by_users.num_gpus
+    assert by_rate.point.concurrency == pytest.approx(by_users.point.concurrency, abs=1)
+
+
+def test_steady_state_by_hand() -> None:
+    """2 requests, 11 tokens each, steps of 10 ms, 2 tokens a pass, prompts of 50 ms."""
+    point = steady_state(Workload(input_len=100, output_len=11), 2, 3, 0.010, 2.0, 0.050)
+    assert point.tpot == pytest.approx((10 * 0.005 + 0.050) / 10)
+    load = 0.050 / (0.100 + 0.050)
+    assert point.ttft == pytest.approx(0.005 + 0.050 + load * 0.050 / (2 * (1 - load)))
+    assert point.requests_per_second == pytest.approx(2 / (point.ttft + 0.100))
+    assert point.tokens_per_second == pytest.approx(11 * point.requests_per_second)
+
+
+def test_money_by_hand() -> None:
+    found = money(
+        num_gpus=8, usd_per_gpu_hour=2.0, requests_per_second=10.0, input_len=1000, output_len=100, utilization=0.5,
+        selling=Selling(usd_per_million_input=0.5, usd_per_million_output=2.0),
+    )  # fmt: skip
+    assert found.usd_per_month == 8 * 2 * 730
+    assert found.output_tokens_per_month == pytest.approx(10 * 0.5 * 730 * 3600 * 100)
+    assert found.usd_per_million_output_tokens == pytest.approx(11680 / 1314)
+    assert found.revenue_per_month == pytest.approx(13140 * 0.5 + 1314 * 2.0)
+    assert found.gross_margin == pytest.approx(1 - 11680 / (6570 + 2628))
+
+
+def test_an_objective_that_nothing_meets_says_how_near_it_comes() -> None:
+    found = answer(question(tpot=0.0005))
+    assert found.fleets == ()
+    assert "a token every" in found.notes[-1]
+    assert found.sweep
+
+
+def test_a_model_that_fits_nowhere_is_refused() -> None:
+    asked = replace(question(), gpu=GPUS["l4"], tps=(1, 2))
+    with pytest.raises(ConfigurationError, match=r"Nothing fits.*TP=1.*do not fit.*TP=2"):
+        answer(asked)
+
+
+def test_a_load_and_an_objective_are_checked() -> None:
+    with pytest.raises(ConfigurationError, match="either --users or"):
+        Load(workload=Workload(input_len=1, output_len=1))
+    with pytest.raises(ConfigurationError, match="--requests-per-second must be above 0"):
+        Load(workload=Workload(input_len=1, output_len=1), requests_per_second=0.0)
+    with pytest.raises(ConfigurationError, match="--tpot-ms"):
+        Objective(tpot=0.0)
+
+
+def test_both_models_and_both_pools_are_in_the_plan() -> None:
+    """p35, on paper."""
+    limits = Limits(max_model_len=4096, max_num_seqs=32)
+    plain = plan_pair(H200, target(), draft(), 0, limits)
+    drafted = plan_pair(H200, target(), draft(), 5, limits)
+    assert plain.draft_weight_bytes == plain.draft_bytes_per_block == 0
+    assert drafted.draft_weight_bytes > 1.2e9
+    assert drafted.draft_bytes_per_block * 10 == drafted.target_bytes_per_block
+    assert drafted.planned_bytes <= drafted.limit_bytes
+
+
+# -- the page ------------------------------------------------------------------------------------------------------
+
+
+def _data() -> object:
+    asked = question(ks=(0, 1, 3, 5))
+    return page_data(answer(asked), {"h200": (target(), draft())}, GPUS, load_prices())
+
+
+def test_the_page_is_self_contained() -> None:
+    page = render_page(_data())
+    assert "/*DATA*/" not in page
+    assert "/*SCRIPT*/" not in page
+    for outside in ('src="', "url(", "fetch(", "import ", "<link"):
+        assert outside not in page
+    assert "2026" in page
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node to run the page's script")
+@pytest.mark.parametrize(("users", "rate", "input_len"), [(64, 0.78, 1024), (300, 0.6, 700), (7, 0.9, 3000)])
+def test_the_page_s_script_gives_the_planner_s_answer(tmp_path: Path, users: int, rate: float, input_len: int) -> None:
+    asked = question(users=users, rate=rate, input_len=input_len, tpot=0.03)
+    expected = answer(asked)
+    script = Path(str(resources.files("paceline.capacity").joinpath("data", "page.js")))
+    (tmp_path / "data.json").write_text(json.dumps(_data()))
+    (tmp_path / "input.json").write_text(json.dumps({"users": users, "acceptance": rate, "inputLen": input_len}))
+    run = subprocess.run(
+        [
+            "node", "-e",
+            f"const page = require({json.dumps(str(script))}); const fs = require('fs');"
+            "const data = JSON.parse(fs.readFileSync('data.json')), given = JSON.parse(fs.readFileSync('input.json'));"
+            "const input = {...page.initial(data), ...given, tpot: 0.03, ttft: 1.0};"
+            "console.log(JSON.stringify(page.answer(data, input)));",
+        ],
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    found = json.loads(run.stdout)
+    for name in ("plain", "speculative"):
+        fleet = getattr(expected, name)
+        assert (found[name]["gpus"], found[name]["tp"]) == (fleet.num_gpus, fleet.tp)
+        assert found[name]["point"]["tpot"] == pytest.approx(fleet.point.tpot, rel=0.02)
+        assert found[name]["tokens"] == pytest.approx(fleet.tokens_per_second, rel=0.02)
+        assert found[name]["cost"] == pytest.approx(fleet.money.usd_per_month, rel=1e-6)
+    gains = [swept["gain"] for swept in found["sweep"]]
+    assert gains == pytest.approx([swept.gain for swept in expected.sweep], rel=0.02)
