@@ -82,6 +82,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     prompt_token_ids: list[int]
     sampling_params: SamplingParams
     arrival_time: float = 0.0
+    priority: int = 0  # lower is served earlier
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -132,6 +133,7 @@ class Sequence:
     sampling: SamplingPlan
     eos_token_ids: frozenset[int]
     max_tokens: int  # resolved: never None, never past max_model_len
+    priority: int = 0  # lower leaves the waiting queue earlier
     token_ids: list[int] = field(default_factory=list)  # committed: prompt, then output
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)

@@ -30,7 +30,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if not has_tokenizer(directory):
         raise ConfigurationError(f"'{directory}' holds no tokenizer.json: copy the model's tokenizer files there.")
     try:
-        return Tokenizer(AutoTokenizer.from_pretrained(directory, local_files_only=True))
+        return Tokenizer(AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False))
     except Exception as error:  # a broken file raises whatever its parser stumbles over
         raise ConfigurationError(f"The tokenizer in '{directory}' cannot be loaded: {error}") from error
 

@@ -32,8 +32,11 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
 def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
-    def run_server(model: str | None, engine: dict[str, Any], host: str, port: int, options: ServerOptions) -> int:
+    def run_server(
+        model: str | None, engine: dict[str, Any], host: str, port: int, options: ServerOptions, problems: list[str]
+    ) -> int:
         seen.update(model=model, engine=engine, host=host, port=port, options=options)
+        assert problems == []
         return 7
 
     monkeypatch.setattr("paceline.cli.serve.run_server", run_server)

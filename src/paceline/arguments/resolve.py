@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -68,10 +68,15 @@ class _Checkpoint:
 
 
 def resolve_arguments(
-    arguments: Mapping[str, Any], *, machine: Machine | None = None, progress: Callable[[str], None] | None = None
+    arguments: Mapping[str, Any],
+    *,
+    machine: Machine | None = None,
+    progress: Callable[[str], None] | None = None,
+    known_problems: Sequence[str] = (),
 ) -> Resolved:
-    """Raises ConfigurationError with all problems. `progress` gets one line a stage while a model is fetched."""
-    problems: list[str] = []
+    """Raises ConfigurationError with all problems, `known_problems` first. `progress` gets one line a stage while a
+    model is fetched."""
+    problems = list(known_problems)
     engine = read_engine_arguments(arguments, problems)
     speculative = read_speculative_arguments(arguments, problems)
     machine = machine or Machine.detect()

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.access_options import with_access_options
 from paceline.cli.bench import bench_app
 from paceline.cli.deploy import deploy_app
 from paceline.cli.options import with_engine_options
@@ -67,8 +68,10 @@ def _root(
 
 @app.command()
 @with_engine_options
+@with_access_options
 def serve(
     engine: dict[str, Any],
+    access: dict[str, Any],
     model: ModelArgument = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
@@ -114,18 +117,22 @@ def serve(
 
       paceline serve --runtime vllm --vllm-python ~/vllm/bin/python
     """
-    from paceline.cli.serve import choose_runtime, run_server
+    from paceline.cli.serve import choose_runtime, refuse_with_vllm, run_server
+    from paceline.server.access.options import read_access_options
     from paceline.server.options import ServerOptions
 
+    problems: list[str] = []
     options = ServerOptions(
         served_model_names=tuple(served_model_name or ()),
         shutdown_grace_seconds=shutdown_grace,
         stall_seconds=stall_after,
+        access=read_access_options(access, problems),
     )
     vllm = choose_runtime(runtime, python=vllm_python, arguments=vllm_args, version=vllm_version, dry_run=dry_run)
     if vllm is not None:
+        refuse_with_vllm(access, problems)
         raise typer.Exit(vllm(model, engine, host, port, options))
-    raise typer.Exit(run_server(model, engine, host, port, options))
+    raise typer.Exit(run_server(model, engine, host, port, options, problems))
 
 
 @app.command()

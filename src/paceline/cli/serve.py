@@ -14,10 +14,18 @@ from paceline.server.options import ServerOptions
 from paceline.server.serve import open_port, serve
 
 
-def run_server(model: str | None, engine: dict[str, Any], host: str, port: int, options: ServerOptions) -> int:
+def run_server(
+    model: str | None,
+    engine: dict[str, Any],
+    host: str,
+    port: int,
+    options: ServerOptions,
+    problems: Sequence[str] = (),
+) -> int:
+    """`problems` that are known already are told together with those of the engine's arguments."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with open_port(host, port) as listener:
-        resolved = resolve_arguments(model_or_default_pair(model, engine), progress=say)
+        resolved = resolve_arguments(model_or_default_pair(model, engine), progress=say, known_problems=problems)
         show_notes(resolved.notes)
         say(f"Loading {resolved.config.model.name} …")
         served = options.served_model_names or (resolved.config.model.name,)
@@ -40,6 +48,15 @@ def choose_runtime(
 
     options = RuntimeOptions(python=python, version=version, arguments=arguments or ())
     return partial(print_command, runtime=options) if dry_run else partial(run_vllm, runtime=options)
+
+
+def refuse_with_vllm(access: dict[str, Any], problems: Sequence[str]) -> None:
+    """Raise ConfigurationError for what is wrong with the options of access, and for those that need our engine."""
+    needs_engine = ("max_queue", "max_request_tokens", "request_timeout")
+    foreign = [f"--{name.replace('_', '-')}" for name in needs_engine if name in access]
+    told = [*problems, *([f"{', '.join(foreign)}: not with --runtime vllm."] if foreign else [])]
+    if told:
+        raise ConfigurationError(" ".join(told))
 
 
 def _announce(description: dict[str, str], url: str, names: Sequence[str]) -> None:

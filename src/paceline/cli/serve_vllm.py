@@ -43,7 +43,7 @@ def run_vllm(
         show_notes(command.notes)
         shown = command.shell(installation.launcher)
         console.print(f"Starting vLLM {command.version}:\n  {shown}", soft_wrap=True, markup=False)
-        url = _url(listener.getsockname())
+        url = _url(listener.getsockname(), server.access.scheme)
         names = served_names(arguments, server.served_model_names)
 
         def announce() -> None:
@@ -55,6 +55,6 @@ def run_vllm(
         return serve(command, installation, listener, vllm_port, announce, say, server)
 
 
-def _url(address: Sequence[Any]) -> str:
+def _url(address: Sequence[Any], scheme: str) -> str:
     host, port = address[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -282,6 +282,7 @@ class Engine:
             grammar_end_token_ids=frozenset(grammar.end_token_ids if grammar else ()),
             eos_token_ids=frozenset(eos),
             max_tokens=max_tokens,
+            priority=request.priority,
             text=self._text_stream(params),
             speculation=SpeculationCounts(synthetic=self._stats.speculation.synthetic),
         )

@@ -7,9 +7,10 @@ emits. Only then may tokens be drafted behind it.
 schedule() -> StepPlan
   1. Running sequences, oldest first. Every one gets at least one token: the budget holds one token back
      for each of those still to come, so drafts and long chunks never starve a neighbour.
-  2. Waiting sequences, in order of arrival, while a place, budget and blocks for the whole prompt are there.
+  2. Waiting sequences, by priority and then in order of arrival, while a place, budget and blocks for the whole
+     prompt are there.
   When blocks run out a row first gives up its drafts, then the youngest running sequence is preempted:
-  its blocks go back, its committed tokens stay, it waits at the front.
+  its blocks go back, its committed tokens stay, it waits at the front of its priority.
 plan_ahead() -> StepPlan
   The step after the one under way, made before its result is known, so that the device never waits for the host.
   Only rows that were decoding: their last tokens are unknown here and known on the device (`RowPlan.source`).
@@ -84,7 +85,17 @@ class Scheduler:
         self._step_id = 0
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        self._wait(sequence)
+
+    def _wait(self, sequence: Sequence, *, is_first: bool = False) -> None:
+        """Behind those of its priority, or before them; always behind those of a better one."""
+        place = len(self.waiting)
+        while place and (
+            self.waiting[place - 1].priority > sequence.priority
+            or (is_first and self.waiting[place - 1].priority == sequence.priority)
+        ):
+            place -= 1
+        self.waiting.insert(place, sequence)
 
     def set_num_speculative_tokens(self, count: int) -> None:
         """K from the next plan on; a plan under way keeps its own."""
@@ -297,7 +308,7 @@ class Scheduler:
         victim.status = SequenceStatus.WAITING
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.appendleft(victim)
+        self._wait(victim, is_first=True)
         return victim
 
     # -- commit ---------------------------------------------------------------------------------------

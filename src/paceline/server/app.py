@@ -10,6 +10,9 @@ from starlette.types import ASGIApp
 
 from paceline import __version__
 from paceline.config import EngineConfig
+from paceline.server.access.limits import Limits
+from paceline.server.access.middleware import Guard
+from paceline.server.access.options import AccessOptions
 from paceline.server.chat import chat_router
 from paceline.server.completions import completions_router
 from paceline.server.engine_client import EngineClient
@@ -34,18 +37,28 @@ def create_app(
     config: EngineConfig,
     requests: Requests | None = None,
     telemetry: Telemetry | None = None,
+    access: AccessOptions | None = None,
 ) -> FastAPI:
     """The first of `served_model_names` labels the metrics; requests may use any of them."""
     requests, telemetry = requests or Requests(), telemetry or Telemetry()
     engine = ObservedClient(engine_client, telemetry)
-    state = ServerState(engine, served_model_names, tokenizer, config, requests)
+    access = access or AccessOptions()
+    limits = Limits(access, config.scheduler.max_num_seqs)
+    state = ServerState(engine, served_model_names, tokenizer, config, requests, limits)
     live = LiveStatus(engine, config, served_model_names, telemetry)
     app = _App(
         title="Paceline", version=__version__, description="OpenAI-compatible API.", docs_url=None, redoc_url=None
     )
     app.telemetry, app.state.live = telemetry, live
     add_error_handlers(app)
-    app.add_middleware(RequestsMiddleware, requests=requests, headers=_headers(config))
+    app.add_middleware(
+        RequestsMiddleware,
+        requests=requests,
+        headers=_headers(config),
+        max_body_bytes=access.max_body_bytes,
+        body_timeout=access.body_timeout,
+    )
+    app.add_middleware(Guard, access=access, limits=limits)
     for router in (chat_router, completions_router, tokenize_router, _models_router):
         app.include_router(router(state))
     app.include_router(health_router(live))

@@ -31,7 +31,9 @@ def completions_router(state: ServerState) -> APIRouter:
         params = body.sampling_params(state.config.max_logprobs)
         prompts = await while_connected(request.receive, state.requests, _token_ids(state, body, params.n))
         answer = _TextAnswer(state, body)
-        generation = Generation(state.engine, answer.name, prompts, params, only_prompt=body.only_prompt)
+        generation = state.generation(
+            request.scope, answer.name, prompts, params, priority=body.priority, only_prompt=body.only_prompt
+        )
         if body.stream:
             return await open_stream(request, state.requests, answer.events(generation))
         return json_response(await while_connected(request.receive, state.requests, answer.complete(generation)))

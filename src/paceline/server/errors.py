@@ -1,6 +1,7 @@
 """Every error as OpenAI's body with the right status: {"error": {"message", "type", "param", "code"}}.
 
-400 the request is wrong · 404 no such model or path · 405 no such method here · 413 too large a body
+400 the request is wrong · 401 no key, or a wrong one · 404 no such model or path · 405 no such method here
+408 the body did not arrive · 413 too large a body · 429 too much at once, with Retry-After · 504 out of time
 500 a fault of ours, or of this request inside the engine · 503 no engine: gone, still loading, or stopping
 """
 
@@ -33,6 +34,33 @@ class BodyTooLargeError(InvalidRequestError):
     """413: more bytes than any sensible request has."""
 
 
+class BodyTimeoutError(PacelineError):
+    """408: the body did not arrive in time."""
+
+
+class WrongKeyError(PacelineError):
+    """401: the request has no API key, or one that is not known."""
+
+    def __init__(self, *, is_missing: bool) -> None:
+        if is_missing:
+            super().__init__("This server asks for an API key: send the header 'Authorization: Bearer KEY'.")
+        else:
+            super().__init__("This API key is not known here.")
+
+
+class TooManyRequestsError(PacelineError):
+    """429: not now. `retry_after` is in seconds."""
+
+    def __init__(self, message: str, retry_after: int, code: str) -> None:
+        super().__init__(f"{message} Try again in {retry_after} s.")
+        self.retry_after = retry_after
+        self.code = code
+
+
+class RequestTimeoutError(PacelineError):
+    """504: the answer was not finished in the time that the server gives a request."""
+
+
 class ShuttingDownError(PacelineError):
     """503: the server was asked to stop before this answer was finished."""
 
@@ -56,6 +84,14 @@ def error_body(error: BaseException) -> tuple[int, dict[str, Any]]:
             return 404, _body(str(error), "invalid_request_error", error.param, error.code)
         case BodyTooLargeError():
             return 413, _body(str(error), "invalid_request_error", error.param, "request_too_large")
+        case WrongKeyError():
+            return 401, _body(str(error), "authentication_error", None, "invalid_api_key")
+        case BodyTimeoutError():
+            return 408, _body(str(error), "invalid_request_error", None, "body_timeout")
+        case TooManyRequestsError():
+            return 429, _body(str(error), "rate_limit_error", None, error.code)
+        case RequestTimeoutError():
+            return 504, _body(str(error), "timeout", None, "request_timeout")
         case InvalidRequestError():
             return 400, _body(str(error), "invalid_request_error", error.param, error.code)
         case EngineDeadError():
@@ -76,6 +112,16 @@ def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def error_response(error: BaseException, headers: Mapping[str, str] | None = None) -> Response:
+    status, body = error_body(error)
+    own = {}
+    if isinstance(error, WrongKeyError):
+        own["WWW-Authenticate"] = "Bearer"
+    elif isinstance(error, TooManyRequestsError):
+        own["Retry-After"] = str(error.retry_after)
+    return json_response(body, status, {**own, **(headers or {})})
+
+
 def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     try:
         content = msgspec.json.encode(body)
@@ -88,13 +134,12 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGoneError, _on_client_gone)
-    for kind in (InvalidRequestError, EngineDeadError, ShuttingDownError, RequestFailedError, Exception):
+    for kind in (PacelineError, RequestFailedError, Exception):
         app.add_exception_handler(kind, _on_error)
 
 
 async def _on_error(_request: Request, error: Exception) -> Response:
-    status, body = error_body(error)
-    return json_response(body, status)
+    return error_response(error)
 
 
 async def _on_client_gone(_request: Request, _error: Exception) -> Response:

@@ -16,7 +16,9 @@ from paceline.plan import TokenLogprobs
 from paceline.sampling_params import SamplingParams
 from paceline.sequence import EngineRequest, FinishReason, SequenceDelta, SpeculationCounts
 from paceline.server.engine_client import EngineClient
-from paceline.server.errors import RequestFailedError
+from paceline.server.errors import RequestFailedError, RequestTimeoutError
+
+_Item = tuple[int, SequenceDelta]  # the number of a prompt, and news of one of its answers
 
 
 class Answer:
@@ -50,16 +52,24 @@ class Generation:
         params: SamplingParams,
         *,
         only_prompt: bool = False,
+        priority: int = 0,
+        deadline: float | None = None,
     ) -> None:
-        """`only_prompt`: what is generated is thrown away; the prompt's log-probabilities are all that is wanted."""
+        """`only_prompt`: what is generated is thrown away; the prompt's log-probabilities are all that is wanted.
+        `deadline`: of the whole answer, on the event loop's clock."""
         self._engine = engine
         self._only_prompt = only_prompt
+        self._deadline = deadline
         self.prompts = prompts
         self.prompt_logprobs: list[list[TokenLogprobs] | None] = [None] * len(prompts)  # of all tokens but the first
         self._params = params
         self._requests = [
             EngineRequest(
-                request_id=f"{name}-{number}", prompt_token_ids=prompt, sampling_params=params, arrival_time=time.time()
+                request_id=f"{name}-{number}",
+                prompt_token_ids=prompt,
+                sampling_params=params,
+                arrival_time=time.time(),
+                priority=priority,
             )
             for number, prompt in enumerate(prompts)
         ]
@@ -83,16 +93,28 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[tuple[int, SequenceDelta], None]:
         """Yield (answer index, delta).
 
-        Raises RequestFailedError when one of the answers failed, InvalidRequestError when the request was refused.
+        Raises RequestFailedError when one of the answers failed, InvalidRequestError when the request was refused,
+        RequestTimeoutError behind the deadline.
         """
         async with aclosing(self._merged()) as merged:
-            async for prompt, delta in merged:
+            while (item := await self._next(merged)) is not None:
+                prompt, delta = item
                 self._count(prompt, delta)
                 if delta.refusal is not None:
                     raise InvalidRequestError(str(delta.error), param=delta.refusal.param, code=delta.refusal.code)
                 if delta.finish_reason is FinishReason.ERROR:
                     raise RequestFailedError(f"The generation failed: {delta.error or 'no reason was given'}")
                 yield prompt * self._params.n + delta.index, delta
+
+    async def _next(self, merged: AsyncGenerator[_Item, None]) -> _Item | None:
+        """None at the end."""
+        if self._deadline is None:
+            return await anext(merged, None)
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await anext(merged, None)
+        except TimeoutError:
+            raise RequestTimeoutError("The answer was not finished in the time that a request may take here.") from None
 
     async def collect(self) -> list[Answer]:
         answers = [Answer() for _ in range(self.num_choices)]
@@ -111,7 +133,7 @@ class Generation:
         if delta.speculation is not None:
             self.speculation.add(delta.speculation)
 
-    async def _merged(self) -> AsyncGenerator[tuple[int, SequenceDelta], None]:
+    async def _merged(self) -> AsyncGenerator[_Item, None]:
         if len(self._requests) == 1:
             async with aclosing(self._engine.generate(self._requests[0])) as stream:
                 async for delta in stream:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from paceline.server.access.options import AccessOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,4 +13,5 @@ class ServerOptions:
 
     served_model_names: tuple[str, ...] = ()  # the first labels the metrics; none: the model's own name
     shutdown_grace_seconds: float = 10.0  # for running requests after SIGTERM; then they get an error
+    access: AccessOptions = field(default_factory=AccessOptions)
     stall_seconds: float = 60.0  # without progress of the engine, until /health is 503; longer than any step

@@ -63,6 +63,7 @@ class GenerationRequest(Body):
     skip_special_tokens: bool | None = None
     speculation: Any = None  # how many drafts, of what: checked in request_speculation.py, which words its own errors
     return_token_ids: bool | None = None
+    priority: Int | None = Field(None, description="Lower is served earlier; 0 if not given.")
     # What the answer must be; the shapes are checked in structured/params.py, which words its own errors.
     response_format: Any = None
     structured_outputs: Any = None

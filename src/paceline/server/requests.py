@@ -1,8 +1,8 @@
 """The HTTP requests in progress: counted, bounded in size, and ended together when the server stops.
 
 Contract
-- A body is read whole before its endpoint runs. One of more than MAX_BODY_BYTES is answered with 413, and never
-  held in memory.
+- A body is read whole before its endpoint runs. One of more bytes than are taken is answered with 413, and never
+  held in memory; one that does not arrive in time with 408.
 - After `end_all` every request, running or new, meets ShuttingDownError where it waits.
 """
 
@@ -13,10 +13,9 @@ from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.server.errors import BodyTooLargeError, error_body, json_response
+from paceline.server.errors import BodyTimeoutError, BodyTooLargeError, error_response
 
-MAX_BODY_BYTES = 32 * 2**20
-_DISCARDED_BYTES = 8 * MAX_BODY_BYTES  # read and thrown away, because most clients send all before they listen
+_DISCARDED_FACTOR = 8  # of what is taken: read and thrown away, because most clients send all before they listen
 
 
 class Requests:
@@ -44,10 +43,19 @@ class Requests:
 
 
 class RequestsMiddleware:
-    def __init__(self, app: ASGIApp, requests: Requests, headers: Mapping[str, str] | None = None) -> None:
-        """`headers` are added to every response."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        requests: Requests,
+        headers: Mapping[str, str] | None = None,
+        max_body_bytes: int = 32 * 2**20,
+        body_timeout: float = 60.0,
+    ) -> None:
+        """`headers` are added to every response; `body_timeout` is in seconds."""
         self._app = app
         self._requests = requests
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout = body_timeout
         self._headers = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,32 +75,39 @@ class RequestsMiddleware:
             return
         self._requests.num_running += 1
         try:
-            body = await _read_body(receive)
+            body = await self._body(receive)
             if body is not None:
                 await self._app(scope, _replay(body, receive), send)
-        except BodyTooLargeError as error:
-            status, answer = error_body(error)
-            await json_response(answer, status, {"connection": "close"})(scope, receive, send)
+        except (BodyTooLargeError, BodyTimeoutError) as error:
+            await error_response(error, {"connection": "close"})(scope, receive, send)
         finally:
             self._requests.num_running -= 1
 
+    async def _body(self, receive: Receive) -> bytes | None:
+        try:
+            async with asyncio.timeout(self._body_timeout):
+                return await _read_body(receive, self._max_body_bytes)
+        except TimeoutError:
+            raise BodyTimeoutError(f"The body did not arrive within {self._body_timeout:g} s.") from None
 
-async def _read_body(receive: Receive) -> bytes | None:
+
+async def _read_body(receive: Receive, most: int) -> bytes | None:
     """The whole body; None if the client hung up before it was there."""
     chunks: list[bytes] = []
     size, more = 0, True
-    while more and size <= _DISCARDED_BYTES:
+    while more and size <= _DISCARDED_FACTOR * most:
         message = await receive()
         if message["type"] == "http.disconnect":
             return None
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
-        if size <= MAX_BODY_BYTES:
+        if size <= most:
             chunks.append(chunk)
         else:
             chunks.clear()
-    if size > MAX_BODY_BYTES:
-        raise BodyTooLargeError(f"The body has more than {MAX_BODY_BYTES // 2**20} MiB, which is the most it may have.")
+    if size > most:
+        limit = f"{most // 2**20} MiB" if most % 2**20 == 0 else f"{most} bytes"
+        raise BodyTooLargeError(f"The body has more than {limit}, which is the most it may have.")
     return b"".join(chunks)
 
 

@@ -96,6 +96,7 @@ class _Serving:
             log_config=None,
             access_log=False,
             lifespan="off",
+            **options.access.tls(),
             timeout_graceful_shutdown=math.ceil(options.shutdown_grace_seconds) + _NEVER_SECONDS,
         )
         self._server = Server(config)
@@ -121,10 +122,10 @@ class _Serving:
     async def _serve(self, engine: AsyncEngine, stop: Stop, web: asyncio.Task[None]) -> int:
         """From the loaded engine to the last answer."""
         names = self._options.served_model_names or (self._config.model.name,)
-        app = create_app(engine, names, self._tokenizer, self._config, self._requests)
+        app = create_app(engine, names, self._tokenizer, self._config, self._requests, access=self._options.access)
         self._gate.open(app)
         sampling = asyncio.create_task(app.state.live.run())
-        self._announce(await engine.describe(), _url(self._listener))
+        self._announce(await engine.describe(), _url(self._listener, self._options.access.scheme))
         stop.on_second_request(self._hurry.set)
         died = await stop.unless_requested(_finish_first(engine.wait_dead(), web))
         app.state.live.is_stopping = True
@@ -188,6 +189,6 @@ async def _finish_first(died: Coroutine[Any, Any, None], serving: asyncio.Task[N
         dying.cancel()
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

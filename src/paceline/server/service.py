@@ -13,11 +13,17 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any, TypeVar
 
+from starlette.types import Scope
+
 from paceline.config import EngineConfig
 from paceline.errors import InvalidRequestError, did_you_mean
 from paceline.prompts import encode_text
+from paceline.sampling_params import SamplingParams
+from paceline.server.access.limits import Limits
+from paceline.server.access.middleware import ticket_of
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import UnknownModelError
+from paceline.server.generation import Generation
 from paceline.server.messages import ChatMessage
 from paceline.server.requests import Requests
 from paceline.server.token_text import token_bytes
@@ -37,14 +43,42 @@ class ServerState:
         tokenizer: Tokenizer,
         config: EngineConfig,
         requests: Requests,
+        limits: Limits,
     ) -> None:
         self.requests = requests
+        self.limits = limits
         self.engine = engine
         self.names = tuple(served_model_names)
         self.tokenizer = tokenizer
         self.config = config
         self.created = int(time.time())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+
+    def generation(
+        self,
+        scope: Scope,
+        name: str,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        *,
+        priority: int | None = None,
+        only_prompt: bool = False,
+    ) -> Generation:
+        """Work for the engine, if the limits have room for it. Raises InvalidRequestError, TooManyRequestsError."""
+        num_sequences = len(prompts) * params.n
+        room = max(1, self.config.model.max_model_len - min(map(len, prompts)))
+        self.limits.check_tokens(num_sequences, room if params.max_tokens is None else params.max_tokens, "max_tokens")
+        ticket = ticket_of(scope)
+        self.limits.take(ticket, num_sequences)
+        return Generation(
+            self.engine,
+            name,
+            prompts,
+            params,
+            only_prompt=only_prompt,
+            priority=priority or 0,
+            deadline=self.limits.deadline(ticket),
+        )
 
     def check_model(self, name: str) -> None:
         if name not in self.names:

@@ -24,7 +24,6 @@ COMMON: dict[str, Foreign] = {
     "guided_decoding_backend": Foreign((None, "auto", "xgrammar"), "xgrammar is the one backend."),
     "guided_whitespace_pattern": Foreign((None,), "use structured_outputs with disable_any_whitespace."),
     "truncate_prompt_tokens": Foreign((None,), "prompts are never cut silently."),
-    "priority": Foreign((None, 0), "requests are served in the order of their arrival."),
     "metadata": Foreign((None, {}), _NO_STORE),
 }
 

@@ -3,7 +3,8 @@
 Contract
 - /health, /health/live, /health/ready follow the process and its progress (`watch.py`), not vLLM's web server.
 - /metrics is vLLM's own text and the same again under `paceline:`, so that dashboards and alerts fit both runtimes.
-- A body is at most 32 MiB. A client that hangs up ends its request in vLLM. Nothing is buffered on the way back.
+- Keys, limits and TLS are those of Paceline's own server (`server/access/`).
+- A client that hangs up ends its request in vLLM. Nothing is buffered on the way back.
 - vLLM cannot be reached: 503 with OpenAI's error body; in the middle of a stream, an event with it, then [DONE].
 """
 
@@ -19,6 +20,9 @@ from paceline import __version__
 from paceline.errors import EngineDeadError
 from paceline.runtimes.vllm.metrics import with_paceline_names
 from paceline.runtimes.vllm.watch import Watch
+from paceline.server.access.limits import Limits
+from paceline.server.access.middleware import Guard
+from paceline.server.access.options import AccessOptions
 from paceline.server.errors import ClientGoneError, NotReadyError, ShuttingDownError, error_body, json_response
 from paceline.server.health import RETRY_SECONDS
 from paceline.server.requests import Requests, RequestsMiddleware
@@ -34,9 +38,23 @@ _NOT_FORWARDED = _HOP_BY_HOP | {b"host", b"authorization", b"content-length", b"
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def create_proxy(watch: Watch, client: httpx.AsyncClient, key: str, requests: Requests, version: str) -> ASGIApp:
+def create_proxy(
+    watch: Watch,
+    client: httpx.AsyncClient,
+    key: str,
+    requests: Requests,
+    version: str,
+    access: AccessOptions | None = None,
+) -> ASGIApp:
     """`client` has vLLM's address as its base; `key` is what vLLM asks for; `version` is vLLM's."""
-    return RequestsMiddleware(_Proxy(watch, client, key, requests, version), requests)
+    access = access or AccessOptions()
+    proxy = RequestsMiddleware(
+        _Proxy(watch, client, key, requests, version),
+        requests,
+        max_body_bytes=access.max_body_bytes,
+        body_timeout=access.body_timeout,
+    )
+    return Guard(proxy, access, Limits(access, max_num_seqs=1))  # the queue is vLLM's: nothing is taken from it here
 
 
 class _Proxy:

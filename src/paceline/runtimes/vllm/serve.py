@@ -86,10 +86,11 @@ class _Serving:
         watch = Watch(self._process, client, stall_seconds=self._options.stall_seconds)
         server = Server(
             uvicorn.Config(
-                create_proxy(watch, client, self._process.key, self._requests, self._version),
+                create_proxy(watch, client, self._process.key, self._requests, self._version, self._options.access),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
+                **self._options.access.tls(),
                 timeout_graceful_shutdown=math.ceil(self._options.shutdown_grace_seconds) + _NEVER_SECONDS,
             )
         )
