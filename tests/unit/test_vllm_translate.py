@@ -282,3 +282,53 @@ def test_the_printed_command_is_what_a_shell_reads() -> None:
             check=True,
         )
         assert tuple(printed.stdout.split("\0")[:-1]) == made.argv(launcher)
+
+
+# On the command line
+
+
+def dry_run(*words: str) -> tuple[int, str, str]:
+    from typer.testing import CliRunner
+
+    from paceline.cli.app import app
+
+    result = CliRunner().invoke(app, ["serve", "--runtime", "vllm", "--dry-run", *words])
+    return result.exit_code, result.stdout, str(result.exception or "")
+
+
+def test_dry_run_prints_a_script_and_starts_nothing() -> None:
+    status, text, _ = dry_run(
+        *("org/big", "--vllm-version", "0.32", "--speculative-model", "org/small", "--tensor-parallel-size", "4"),
+        *("--port", "9000", "--host", "0.0.0.0", "--served-model-name", "big", "--vllm-args", "--async-scheduling"),
+    )
+    assert status == 0
+    words = subprocess.run(["sh", "-c", f"printf '%s\\n' {text}"], capture_output=True, text=True).stdout.splitlines()
+    assert words == [
+        *("vllm", "serve", "org/big", "--tensor-parallel-size", "4", "--speculative-config"),
+        '{"method":"draft_model","model":"org/small","num_speculative_tokens":5}',
+        *("--async-scheduling", "--served-model-name", "big", "--host", "0.0.0.0", "--port", "9000"),
+        *("--enable-prompt-tokens-details", "--per-request-spec-decode-metrics", "summary"),
+    ]
+
+
+def test_several_nodes_are_ray_and_a_pipeline() -> None:
+    status, text, _ = dry_run("org/big", "--vllm-version", "0.33", "--tensor-parallel-size", "8", "--nodes", "2")
+    assert status == 0
+    assert "ray start --head" in text
+    assert "ray start --address" in text
+    shown = subprocess.run(["sh", "-c", f'vllm() {{ echo "$@"; }}\n{text}'], capture_output=True, text=True)
+    assert shown.stdout.startswith("serve org/big --tensor-parallel-size 8 --pipeline-parallel-size 2")
+    assert "--pipeline-parallel-size 2" in text
+    assert "--distributed-executor-backend ray" in text
+    status, text, _ = dry_run("m/m", "--vllm-version", "0.33", "--tensor-parallel-size", "16", "--nodes", "2",
+                              "--vllm-args", "--pipeline-parallel-size 1")  # fmt: skip
+    assert status == 0
+    assert "--pipeline-parallel-size 1" in text
+    assert "--pipeline-parallel-size 2" not in text
+    assert "--nodes" in dry_run("m/m", "--vllm-version", "0.33", "--nodes", "0")[2]
+
+
+def test_a_dry_run_for_a_version_that_is_out_of_reach() -> None:
+    assert "not supported" in dry_run("m/m", "--vllm-version", "0.11")[2]
+    told = dry_run("m/m", "--vllm-version", "0.32", "--vllm-python", "python")[2]
+    assert "not both" in told

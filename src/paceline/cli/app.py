@@ -98,6 +98,9 @@ def serve(
     vllm_args: Annotated[
         str | None, _more("More options of vLLM, in its own spelling: '--pipeline-parallel-size 2'.", _RUNTIME)
     ] = None,
+    nodes: Annotated[
+        int, typer.Option(help="Machines with --tensor-parallel-size GPUs each, through Ray.", rich_help_panel=_RUNTIME)
+    ] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print vLLM's command and end.", rich_help_panel=_RUNTIME)
     ] = False,
@@ -128,7 +131,9 @@ def serve(
         stall_seconds=stall_after,
         access=read_access_options(access, problems),
     )
-    vllm = choose_runtime(runtime, python=vllm_python, arguments=vllm_args, version=vllm_version, dry_run=dry_run)
+    vllm = choose_runtime(
+        runtime, python=vllm_python, arguments=vllm_args, version=vllm_version, nodes=nodes, dry_run=dry_run
+    )
     if vllm is not None:
         refuse_with_vllm(access, problems)
         raise typer.Exit(vllm(model, engine, host, port, options))

@@ -36,17 +36,17 @@ VllmServer = Callable[[str | None, dict[str, Any], str, int, ServerOptions], int
 
 
 def choose_runtime(
-    runtime: str, *, python: str | None, arguments: str | None, version: str | None, dry_run: bool
+    runtime: str, *, python: str | None, arguments: str | None, version: str | None, nodes: int, dry_run: bool
 ) -> VllmServer | None:
     """What runs vLLM, or None for Paceline's own engine."""
-    only_vllm = {"--vllm-python": python, "--vllm-args": arguments, "--vllm-version": version, "--dry-run": dry_run}
-    check_runtime(runtime, **only_vllm)
+    only_vllm = {"--vllm-python": python, "--vllm-args": arguments, "--vllm-version": version, "--nodes": nodes != 1}
+    check_runtime(runtime, **only_vllm, **{"--dry-run": dry_run})
     if runtime == "paceline":
         return None
     from paceline.cli.serve_vllm import print_command, run_vllm
     from paceline.runtimes.vllm.options import RuntimeOptions
 
-    options = RuntimeOptions(python=python, version=version, arguments=arguments or ())
+    options = RuntimeOptions(python=python, version=version, arguments=arguments or (), nodes=nodes)
     return partial(print_command, runtime=options) if dry_run else partial(run_vllm, runtime=options)
 
 

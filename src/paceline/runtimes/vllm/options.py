@@ -12,6 +12,7 @@ from paceline.errors import ConfigurationError
 from paceline.runtimes.vllm.command import Option, VllmCommand
 from paceline.runtimes.vllm.facts import VllmFacts, facts_of
 from paceline.runtimes.vllm.locate import check_pair, locate
+from paceline.runtimes.vllm.nodes import over_nodes, ray_lines
 from paceline.runtimes.vllm.probe import Installation, ask
 from paceline.runtimes.vllm.translate import translate
 
@@ -25,6 +26,7 @@ class RuntimeOptions:
     python: str | None = None  # that has vLLM; None: the one behind the `vllm` command on the PATH
     version: str | None = None  # of a vLLM that need not be here; for printing only
     arguments: str | Sequence[str] = ()  # options of vLLM in its own spelling
+    nodes: int = 1  # machines with tensor_parallel_size GPUs each
 
     def __post_init__(self) -> None:
         if self.version is not None and self.python is not None:
@@ -38,7 +40,7 @@ def printable_command(
     installation = None if options.version else _installation(options, say)
     facts = installation.facts if installation else facts_of(str(options.version))
     command = translate(
-        _with_dtype(arguments, facts),
+        _completed(arguments, options, facts),
         facts,
         served_model_names=served_names(arguments, names),
         host=host,
@@ -47,7 +49,8 @@ def printable_command(
         locate=partial(locate, fetch=False),
     )
     command = _reporting(command, facts)
-    return command, command.shell(installation.launcher if installation else None)
+    text = command.shell(installation.launcher if installation else None)
+    return command, "\n".join([*ray_lines(options.nodes), text])
 
 
 def runnable_command(
@@ -66,7 +69,7 @@ def runnable_command(
         )
     installation = _installation(options, say)
     command = translate(
-        _with_dtype(arguments, installation.facts),
+        _completed(arguments, options, installation.facts),
         installation.facts,
         served_model_names=served_names(arguments, names),
         host="127.0.0.1",
@@ -86,11 +89,11 @@ def served_names(arguments: Mapping[str, Any], names: Sequence[str]) -> tuple[st
     return tuple(names) or (str(arguments.get("model", "")),)
 
 
-def _with_dtype(arguments: Mapping[str, Any], facts: VllmFacts) -> Mapping[str, Any]:
-    """On a CPU Paceline's own choice, where none was made: vLLM would take bfloat16 whatever the processor."""
-    if facts.device != "cpu" or arguments.get("dtype") not in (None, "auto"):
-        return arguments
-    return {**arguments, "dtype": Machine().cpu_dtype()}
+def _completed(arguments: Mapping[str, Any], options: RuntimeOptions, facts: VllmFacts) -> Mapping[str, Any]:
+    """On a CPU with the dtype of Paceline's own choice, where none was made: vLLM would always take bfloat16."""
+    dtype = arguments.get("dtype")
+    chosen = {"dtype": Machine().cpu_dtype()} if facts.device == "cpu" and dtype in (None, "auto") else {}
+    return over_nodes({**arguments, **chosen}, options.nodes)
 
 
 def _reporting(command: VllmCommand, facts: VllmFacts) -> VllmCommand:

@@ -90,8 +90,10 @@ def translate(
         options += _option("speculative_config", _located(speculative, locate))
         notes.append("With speculation, vLLM refuses requests with min_p or logit_bias (400).")
     others = {name: value for name, value in given.items() if name not in own and not is_flat(name)}
-    options += _foreign(others, facts, problems, notes)
-    options += read_raw(vllm_args, _OURS, facts, problems)
+    raw = read_raw(vllm_args, _OURS, facts, problems)  # the most explicit: stands against the same from elsewhere
+    written = {name for name, _ in raw}
+    options += [option for option in _foreign(others, facts, problems, notes) if option[0] not in written]
+    options += raw
     options += _address(served_model_names, host, port)
     problems += [_no_option(name, facts) for name in SAME if name in known and not facts.has_flag(_flag(name))]
     _raise(problems)
