@@ -10,6 +10,7 @@ from typing import Any
 from paceline.arguments import check_runtime, resolve_arguments
 from paceline.cli.console import console, say, show_configuration, show_notes
 from paceline.cli.options import model_or_default_pair
+from paceline.errors import ConfigurationError
 from paceline.server.options import ServerOptions
 from paceline.server.serve import open_port, serve
 
