@@ -13,6 +13,7 @@ from capacity.cases import GPUS, measurement
 from paceline.capacity.calibration import calibrate, predict
 from paceline.capacity.efficiency import Efficiency
 from paceline.capacity.measurement import read_measurement
+from paceline.capacity.memory_check import compare_memory
 from paceline.errors import ConfigurationError
 
 RECORDED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "h200-70b-1b-fp8.json"
@@ -105,6 +106,18 @@ def test_a_measurement_of_another_card_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(document()))
     with pytest.raises(ConfigurationError, match="the plan is for NVIDIA H100"):
         read_measurement(path, GPUS, GPUS["h100-sxm"])
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="no run on a card is recorded yet")
+def test_recorded_memory_plans_are_within_2_percent() -> None:
+    """Weights, and everything together, of every engine that the recorded run built."""
+    content = json.loads(RECORDED.read_text())
+    measured = read_measurement(RECORDED, GPUS)
+    engines = compare_memory(measured, content["hardware"]["gpu_memory_bytes"])
+    assert engines
+    for engine in engines:
+        for name in ("target weights", "draft weights", "in all"):
+            assert engine.planned[name] == pytest.approx(engine.recorded[name], rel=0.02), (name, engine)
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="no run on a card is recorded yet")

@@ -149,6 +149,19 @@ def test_every_packaged_price_is_of_a_known_gpu_and_dated() -> None:
     assert len({price.cloud for price in load_prices()}) >= 5
 
 
+def test_the_preset_as_json(tmp_path: Path) -> None:
+    found = json.loads(plan("--preset", PRESET, "--json", "--out", str(tmp_path / "rows.json")))
+    assert found["gpu"]["key"] == "h100-sxm"
+    assert len(found["rows"]) == len(rows())
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"] == found["rows"]
+
+
+@pytest.mark.parametrize("more", [["llama-3.1-8b"], ["--html", "x.html"]])
+def test_a_preset_takes_nothing_else(more: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="leave MODEL and --html out"):
+        plan("--preset", PRESET, *more)
+
+
 def test_the_start_document_page_is_what_the_code_says() -> None:
     assert (DOCS / "start-document.md").read_text(encoding="utf-8") == render_markdown(), (
         f"run: paceline plan --preset {PRESET} > docs/start-document.md"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from capacity.cases import GPUS, H200, draft, question, target
 
+from paceline.capacity import memory
 from paceline.capacity.economics import Selling, money
 from paceline.capacity.memory import Limits, plan_pair, room_for_positions
 from paceline.capacity.page import page_data, render_page
@@ -135,6 +136,16 @@ def test_both_models_and_both_pools_are_in_the_plan() -> None:
     assert drafted.planned_bytes <= drafted.limit_bytes
 
 
+def test_what_the_engine_counts_is_counted_alike() -> None:
+    from paceline.speculative import captured
+    from paceline.worker import profile, worker
+
+    assert memory._GRAPH_BYTES == captured._BYTES_OF_A_GRAPH
+    assert memory._POOL_MARGIN == captured._POOL_MARGIN
+    assert memory._MARGIN == profile._MARGIN
+    assert memory._DRAFT_COUNTS == worker._DRAFT_COUNTS
+
+
 # -- the page ------------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +161,21 @@ def test_the_page_is_self_contained() -> None:
     for outside in ('src="', "url(", "fetch(", "import ", "<link"):
         assert outside not in page
     assert "2026" in page
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no Chromium to open the page in")
+def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
+    (tmp_path / "plan.html").write_text(render_page(_data()))
+    run = subprocess.run(
+        [
+            "chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom",
+            (tmp_path / "plan.html").as_uri(),
+        ],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert "Speculation saves" in run.stdout
+    assert run.stdout.count("<polyline") == 4
+    assert "NVIDIA H200" in run.stdout
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node to run the page's script")

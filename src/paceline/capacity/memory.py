@@ -17,11 +17,12 @@ from paceline.runner.cuda_graphs import padded_sizes
 from paceline.worker.memory_plan import DeviceMemory, MemoryPlan, plan_memory
 
 CONTEXT_BYTES = 900 << 20  # CUDA context, loaded kernels, cuBLAS workspaces: what a device has in use beside tensors
-_GRAPH_BYTES = 4 << 20  # of each captured graph, as speculative/captured.py counts it
-_MARGIN = 1.03  # of the allocator, as in worker/profile.py
+# As the engine counts them; a test holds these to its own (speculative/captured.py, worker/profile.py, worker.py).
+_GRAPH_BYTES = 4 << 20  # of each captured graph
 _POOL_MARGIN = 1.05
+_MARGIN = 1.03  # of the allocator
 _EAGER_LAW_BYTES = 24  # of a token at a place in layers/sampling.py: six float32 copies stand at once under top_p
-_DRAFT_COUNTS = (0, 1, 2, 3, 4, 5, 7)  # captured up to K, as in worker/worker.py
+_DRAFT_COUNTS = (0, 1, 2, 3, 4, 5, 7)  # captured up to K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

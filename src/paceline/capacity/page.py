@@ -47,6 +47,8 @@ def page_data(answer: Answer, models: Mapping[str, Models], gpus: Mapping[str, G
         "ks": sorted({0, *question.ks}),
         "rows": list(ROWS),
         "prompts": list(PROMPTS),
+        "acceptance": question.acceptance.conditional_rate(max(question.ks)) if max(question.ks) else 0.7,
+        "users": question.load.users or (answer.best.replicas * answer.best.point.concurrency if answer.best else 32),
         "gpus": grids,
         "plan": document(answer, None),
     }

@@ -8,9 +8,11 @@ figure of the table is computed here from the same model as any other plan; a te
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from paceline.bench.acceptance import SyntheticAcceptance, expected_tokens, rate_for_length
+from paceline.bench.environment import environment
 from paceline.capacity.memory import Limits, plan_pair
 from paceline.capacity.planner import answer
 from paceline.capacity.request import Request, read_request
@@ -254,6 +256,21 @@ def _settings_rows(case: _Case) -> Iterator[Row]:
         "arguments that current vLLM no longer has; Paceline takes the first and says so of the second.",
         "out of date",
     )
+
+
+def document() -> dict[str, Any]:
+    """The rows, with what the question to the model was."""
+    about = environment("cpu")
+    about.pop("hardware")  # of this machine
+    case = _Case()
+    return {
+        "tool": "plan",
+        "preset": PRESET,
+        **about,
+        "gpu": asdict(case.gpu),
+        "efficiency": case.setup.efficiency.as_dict(),
+        "rows": [asdict(row) for row in rows()],
+    }
 
 
 def render_markdown() -> str:

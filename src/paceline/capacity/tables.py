@@ -49,12 +49,12 @@ def question_in_words(question: Question) -> str:
 def _fleet_table(answer: Answer) -> Table:
     table = Table(title=question_in_words(answer.question))
     headings = (
-        "", "TP", "K", "GPUs", "nodes", "requests a replica", "first token ms", "ms a token", "tok/s", "$ a month",
+        "drafts", "TP", "K", "GPUs", "nodes", "requests a replica", "TTFT ms", "TPOT ms", "tok/s", "$ a month",
         "$/M output", "$/M tokens", "margin",
     )  # fmt: skip
     for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=bool(heading))
-    named: list[tuple[str, Fleet | None]] = [("without speculation", answer.plain), ("with", answer.speculative)]
+        table.add_column(heading, justify="right", no_wrap=True)
+    named: list[tuple[str, Fleet | None]] = [("without", answer.plain), ("with", answer.speculative)]
     shown = [fleet for _, fleet in named if fleet is not None]
     others = [fleet for fleet in answer.fleets[:_MOST_FLEETS] if fleet not in shown]
     for name, fleet in [*named, *(("", other) for other in others)]:
@@ -81,7 +81,7 @@ def _fleet_cells(fleet: Fleet) -> Iterator[str]:
 def _sweep_table(answer: Answer) -> Table:
     ks = sorted({0, *answer.question.ks})
     table = Table(title=f"One replica, TP={answer.swept_tp}: output tokens a second by requests in flight and K")
-    for heading in ("requests", *(f"K={k}" for k in ks), "best K", "gain", "ms a token", "first token ms"):
+    for heading in ("requests", *(f"K={k}" for k in ks), "best K", "gain", "TPOT ms", "TTFT ms"):
         table.add_column(heading, justify="right", no_wrap=True)
     for swept in answer.sweep:
         table.add_row(*_swept_cells(swept, ks))

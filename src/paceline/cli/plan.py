@@ -83,7 +83,7 @@ def plan(
         _show_known(hardware, prices)
         return
     if preset is not None:
-        _show_preset(preset)
+        _run_preset(preset, model, out, as_json, html)
         return
     if model is None:
         raise ConfigurationError("MODEL is missing: a shape such as llama-3.1-70b, a config.json or a model directory.")
@@ -166,12 +166,20 @@ def _write(path: Path, text: str) -> None:
         raise ConfigurationError(f"'{path}' cannot be written: {error.strerror}.") from None
 
 
-def _show_preset(name: str) -> None:
-    from paceline.capacity.start_document import PRESET, render_markdown
+def _run_preset(name: str, model: str | None, out: Path | None, as_json: bool, html: Path | None) -> None:
+    """Markdown, or the rows as JSON."""
+    import json
+
+    from paceline.capacity.start_document import PRESET, document, render_markdown
 
     if name != PRESET:
         raise ConfigurationError(f"--preset '{name}' is not known; there is {PRESET}.")
-    typer.echo(render_markdown(), nl=False)
+    if model is not None or html is not None:
+        raise ConfigurationError("--preset brings its own models and load: leave MODEL and --html out.")
+    text = json.dumps(document(), indent=1) + "\n"
+    if out is not None:
+        _write(out, text)
+    typer.echo(text if as_json else render_markdown(), nl=False)
 
 
 def _show_known(hardware: Path | None, prices: Path | None) -> None:

@@ -127,8 +127,8 @@ function initial(data) {
   const gpu = data.plan.gpu.key in data.gpus ? data.plan.gpu.key : Object.keys(data.gpus)[0];
   const price = data.gpus[gpu].price;
   return {
-    gpu, tp: 0, users: asked.users || 32, inputLen: asked.input_len, outputLen: asked.output_len, cached: asked.cached,
-    acceptance: asked.acceptance.rate === null ? 0.8 : asked.acceptance.rate,
+    gpu, tp: 0, users: data.users, inputLen: asked.input_len, outputLen: asked.output_len, cached: asked.cached,
+    acceptance: data.acceptance,
     tpot: asked.tpot_seconds || 0.5, ttft: asked.ttft_seconds || 20, price: price ? price.usd_per_gpu_hour : 3,
     sellInput: asked.selling.usd_per_million_input, sellOutput: asked.selling.usd_per_million_output,
     utilization: asked.utilization,
