@@ -24,7 +24,8 @@ def build_engine(config: EngineConfig) -> Engine:
 def assemble_engine(config: EngineConfig, tokenizer: Tokenizer | None, *, shared: bool = False) -> Engine:
     """Load the models; the tokenizer is already there, or not wanted.
 
-    `shared`: strangers send requests, so a grammar is tried in a sandbox and compiled while others go on.
+    `shared`: strangers send requests, so a grammar is tried in a sandbox and compiled while others go on, and token
+    ids become text elsewhere, in `server/text_client.py`.
     """
     from paceline.structured.sandbox import Sandbox
     from paceline.structured.service import GrammarService
@@ -35,4 +36,4 @@ def assemble_engine(config: EngineConfig, tokenizer: Tokenizer | None, *, shared
         return Engine(config, make_executor(config), None)
     store = GrammarStore(tokenizer, config.model.eos_token_ids)
     grammars = GrammarService(store, Sandbox() if shared else None)
-    return Engine(config, make_executor(config, store), tokenizer, grammars=grammars)
+    return Engine(config, make_executor(config, store), tokenizer, grammars=grammars, emits_text=not shared)

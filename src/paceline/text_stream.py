@@ -8,7 +8,8 @@ Contract
 - The pieces joined are what decoding all kept tokens at once gives, cut at the stop.
 
 Ids are decoded in a short window behind the last settled token, because a tokenizer may write a token
-differently at the start of a text than inside it; the text that a token adds is the difference.
+differently at the start of a text than inside it; the text that a token adds is the difference. The window grows
+with the settled tokens and is cut back now and then, so that a step costs one short decoding.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _OPEN_CHARACTER = "�"
-_WINDOW = 5  # settled tokens that are decoded again as context
+_WINDOW = 5  # settled tokens that are decoded again as context, at least ...
+_WINDOW_LIMIT = 16  # ... and at most
 
 
 class _Decoder(Protocol):
@@ -49,7 +51,8 @@ class TextStream:
         self._skip_special = skip_special_tokens
         self._min_tokens = min_tokens
         self._token_ids: list[int] = []
-        self._prefix = 0  # context starts here
+        self._prefix = 0  # the window starts here
+        self._context = ""  # text of the window's settled tokens
         self._settled = 0  # tokens whose text is in _text
         self._text = ""  # decoded, whole characters only
         self._taken = 0  # characters given out
@@ -85,17 +88,20 @@ class TextStream:
 
     def _append(self, run: Seq[int]) -> None:
         self._token_ids.extend(run)
-        new = self._pending_text()
-        if not new.endswith(_OPEN_CHARACTER):
-            self._text += new
-            self._settled = len(self._token_ids)
-            self._prefix = max(0, self._settled - _WINDOW)
+        whole = self._decode(self._token_ids[self._prefix :])
+        new = whole[len(self._context) :]
+        if new.endswith(_OPEN_CHARACTER):
+            return
+        self._text += new
+        self._settled = len(self._token_ids)
+        self._context = whole
+        if self._settled - self._prefix > _WINDOW_LIMIT:
+            self._prefix = self._settled - _WINDOW
+            self._context = self._decode(self._token_ids[self._prefix :])
 
     def _pending_text(self) -> str:
         """What the tokens after the settled ones add to the settled text."""
-        context = self._decode(self._token_ids[self._prefix : self._settled])
-        whole = self._decode(self._token_ids[self._prefix :])
-        return whole[len(context) :]
+        return self._decode(self._token_ids[self._prefix :])[len(self._context) :]
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._decoder.decode(token_ids, skip_special_tokens=self._skip_special) if token_ids else ""

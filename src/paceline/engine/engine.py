@@ -44,11 +44,14 @@ class Engine:
         token_decoder: TokenDecoder | None,
         *,
         grammars: GrammarCompiler | None = None,
+        emits_text: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """Without `emits_text` deltas have text only where stop strings end answers: who reads them writes it."""
         self.config = config
         self._executor = executor
         self._decoder = token_decoder
+        self._emits_text = emits_text
         self._clock = clock
         self._random = random.Random(config.seed)
         is_watched = config.speculative is not None and config.speculative.is_lossless
@@ -288,7 +291,7 @@ class Engine:
         )
 
     def _text_stream(self, params: SamplingParams) -> TextStream | None:
-        if self._decoder is None or not params.detokenize:
+        if self._decoder is None or not params.detokenize or not (self._emits_text or params.stop):
             return None
         return TextStream(
             self._decoder,

@@ -30,6 +30,7 @@ from paceline.server.health import Gate
 from paceline.server.options import ServerOptions
 from paceline.server.requests import Requests
 from paceline.server.signals import Server, Stop
+from paceline.server.text_client import TextClient
 from paceline.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,8 @@ class _Serving:
     async def _serve(self, engine: AsyncEngine, stop: Stop, web: asyncio.Task[None]) -> int:
         """From the loaded engine to the last answer."""
         names = self._options.served_model_names or (self._config.model.name,)
-        app = create_app(engine, names, self._tokenizer, self._config, self._requests, access=self._options.access)
+        client, access = TextClient(engine, self._tokenizer), self._options.access
+        app = create_app(client, names, self._tokenizer, self._config, self._requests, access=access)
         self._gate.open(app)
         sampling = asyncio.create_task(app.state.live.run())
         self._announce(await engine.describe(), _url(self._listener, self._options.access.scheme))
