@@ -92,7 +92,7 @@ class Refusal(msgspec.Struct, frozen=True):
     code: str | None = None
 
 
-class SequenceDelta(msgspec.Struct, kw_only=True):
+class SequenceDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step added to one sequence: the engine's output.
 
     token_ids[:num_accepted] are accepted drafts; what follows is the recovered or bonus token.

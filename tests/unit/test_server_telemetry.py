@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import re
+import threading
 from typing import Any
 
 import httpx
@@ -296,3 +297,33 @@ def test_the_gate_before_the_model_is_there() -> None:
     assert asyncio.run(ask("/health/ready")).json()["error"]["code"] == "model_loading"
     gate.open(Server().app)
     assert asyncio.run(ask("/health/ready")).status_code == 200
+
+
+def test_a_long_prompt_holds_up_no_other_request() -> None:
+    """The tokenizer works in a thread: while it is busy, probes and streams go on."""
+    server = Server()
+    began, go_on = threading.Event(), threading.Event()
+
+    class Slow(Tokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            if text == "long":
+                began.set()
+                assert go_on.wait(10)
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    app = create_app(FakeClient(), ["fake"], Slow(), fake_config())  # type: ignore[arg-type]
+
+    async def both() -> list[int]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            slow = asyncio.create_task(client.post("/v1/completions", json={"model": "fake", "prompt": "long"}))
+            while not began.is_set():
+                await asyncio.sleep(0.01)
+            quick = await client.post("/v1/completions", json={"model": "fake", "prompt": [4, 5], "max_tokens": 3})
+            probe = await client.get("/health")
+            assert not slow.done()
+            go_on.set()
+            return [quick.status_code, probe.status_code, (await slow).status_code]
+
+    assert asyncio.run(both()) == [200] * 3
+    assert server.telemetry.num_in_progress == 0

@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import uvicorn
+import uvloop
 
 from paceline.arguments import Resolved
 from paceline.engine.async_engine import AsyncEngine
@@ -47,13 +48,15 @@ def open_port(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes any free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        listener = socket.create_server((host, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         taken = isinstance(error, OSError) and error.errno == 98
         reason = (
             "another program is using it; stop that one or give another --port" if taken else str(error).rstrip(".")
         )
         raise ConfigurationError(f"Cannot listen on {host}, port {port}: {reason}.") from None
+    # With the protocol named asyncio sets TCP_NODELAY: else a token may wait 40 ms for the client's late ACK.
+    return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, fileno=listener.detach())
 
 
 def serve(
@@ -68,7 +71,8 @@ def serve(
     if resolved.tokenizer is None:
         raise ConfigurationError("A server needs the model's tokenizer; leave skip_tokenizer_init out.")
     serving = _Serving(resolved, resolved.tokenizer, listener, announce, options or ServerOptions(), factory)
-    return asyncio.run(serving.run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serving.run())
 
 
 class _Serving:
@@ -94,6 +98,7 @@ class _Serving:
         self._hurry = asyncio.Event()  # end without waiting for anybody
         config = uvicorn.Config(
             self._gate,
+            http="httptools",
             log_config=None,
             access_log=False,
             lifespan="off",
