@@ -6,9 +6,7 @@ import ast
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "paceline"
-PIPES = (
-    "multiprocessing.connection"  # may be used for bytes: its send and recv pickle, send_bytes and recv_bytes do not
-)
+PIPES = "multiprocessing.connection"  # for bytes: its send and recv pickle, send_bytes and recv_bytes do not
 UNPICKLING = {"send", "recv", "pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "multiprocessing"}
 ZMQ_UNPICKLING = {"recv_pyobj", "send_pyobj"}
 SERVING = ("engine", "server", "worker", "structured", "runner", "hub", "models")
