@@ -15,6 +15,7 @@ Groups are objects of their own: torch's default process group, which belongs to
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -22,11 +23,15 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from paceline.errors import ConfigurationError
+from paceline.errors import ConfigurationError, EngineDeadError
 
 dist: Any = torch.distributed  # its stores, options and backends have no public types
 
 TIMEOUT = timedelta(minutes=30)  # of one collective: ranks load at their own pace; a dead one is noticed elsewhere
+
+
+class CollectiveError(EngineDeadError):
+    """Another rank did not take part to the end. What became of it is known where the ranks are watched."""
 
 
 class Group(Protocol):
@@ -94,35 +99,38 @@ class ProcessGroup:
             options.asyncOp = False  # on the current stream, so without events between two streams
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        _finish(self._backend.allreduce([x], self._all_reduce))
+        self._do(self._backend.allreduce, [x], self._all_reduce)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         rows, width = x.shape
         parts = torch.empty((self.size, rows, width), dtype=x.dtype, device=x.device)
-        _finish(self._backend._allgather_base(parts.view(-1), x.contiguous().view(-1), self._gather))
+        self._do(self._backend._allgather_base, parts.view(-1), x.contiguous().view(-1), self._gather)
         return parts.transpose(0, 1).reshape(rows, self.size * width)
 
     def broadcast(self, x: Tensor) -> Tensor:
-        _finish(self._backend.broadcast([x], self._broadcast))
+        self._do(self._backend.broadcast, [x], self._broadcast)
         return x
 
     def minimum(self, value: int) -> int:
         wanted = torch.tensor([value], dtype=torch.int64, device=self._device)
-        _finish(self._backend.allreduce([wanted], self._minimum))
+        self._do(self._backend.allreduce, [wanted], self._minimum)
         return int(wanted.item())
+
+    def _do(self, collective: Callable[..., Any], *arguments: Any) -> None:
+        """Later steps on this stream see the result. A backend that sees to that itself gives nothing to wait for."""
+        try:
+            work = collective(*arguments)
+            if work is not None:
+                work.wait()
+        except RuntimeError as error:
+            raise CollectiveError(f"Rank {self.rank} of {self.size} lost another rank: {error}") from error
 
     def abort(self) -> None:
         if self._device.type == "cpu":
             return  # gloo's collectives fail by themselves as soon as a peer's connection is closed
         with contextlib.suppress(RuntimeError):  # of a backend that has failed already
             self._backend.abort()
-
-
-def _finish(work: Any) -> None:
-    """Later steps on this stream see the result. A backend that sees to that itself gives nothing to wait for."""
-    if work is not None:
-        work.wait()
 
 
 def _backend(store: Any, rank: int, size: int, device: torch.device) -> Any:
