@@ -11,8 +11,8 @@ from paceline.capacity.hardware import Gpu, load_gpus
 from paceline.capacity.measurement import MeasuredCase, Measurement
 from paceline.capacity.memory import Limits
 from paceline.capacity.pair import PlannedModel, read_model
-from paceline.capacity.planner import Load, Objective, Question
 from paceline.capacity.prices import choose_price, load_prices
+from paceline.capacity.question import Load, Objective, Question
 from paceline.capacity.roofline import Setup, step_seconds
 from paceline.capacity.serving import Workload
 

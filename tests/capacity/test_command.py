@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from paceline.arguments.fields import read_speculative_arguments
 from paceline.capacity.hardware import find_gpu, load_gpus
 from paceline.capacity.prices import choose_price, load_prices
 from paceline.capacity.request import Request, read_request
@@ -51,6 +53,22 @@ def test_json_document(tmp_path: Path) -> None:
     assert found["date"]
     assert found["speculative"]["money"]["usd_per_month"] > 0
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_the_serve_command_is_one_that_serve_takes() -> None:
+    """Every option of it exists, and its speculative configuration is read."""
+    from typer.main import get_command
+
+    found = json.loads(plan(*PAIR, "--tp", "2", "--json", "-k", "0,3", "--gpu-memory-utilization", "0.85"))
+    words = shlex.split(found["serve_command"])
+    assert words[:3] == ["paceline", "serve", "llama-3.1-70b"]
+    options = {name for parameter in get_command(app).commands["serve"].params for name in parameter.opts}  # type: ignore[attr-defined]
+    assert {word for word in words if word.startswith("--")} <= options
+    problems: list[str] = []
+    read = read_speculative_arguments({"speculative_config": words[words.index("--speculative-config") + 1]}, problems)
+    assert not problems
+    assert read is not None
+    assert (read.draft_tensor_parallel_size, read.quantization, read.num_speculative_tokens) == (1, "fp8", 3)
 
 
 def test_known_gpus_and_prices_are_listed_with_sources() -> None:

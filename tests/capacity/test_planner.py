@@ -16,8 +16,9 @@ from paceline.capacity import memory
 from paceline.capacity.economics import Selling, money
 from paceline.capacity.memory import Limits, plan_pair, room_for_positions
 from paceline.capacity.page import page_data, render_page
-from paceline.capacity.planner import Load, Objective, answer
+from paceline.capacity.planner import answer
 from paceline.capacity.prices import load_prices
+from paceline.capacity.question import Load, Objective
 from paceline.capacity.serving import Workload, operate, steady_state
 from paceline.errors import ConfigurationError
 

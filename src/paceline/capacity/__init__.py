@@ -10,6 +10,7 @@ From first principles, in the order in which the files build on each other:
     calibration.py           efficiency fitted to such a measurement
     memory.py                the engine's own memory plan, for a card that is not here
     serving.py               time to the first token and between tokens at a number of sequences
+    request.py, question.py  what a user types; what is asked
     planner.py               which K, how many GPUs and what they cost for a load within an objective
     economics.py             money
     document.py, tables.py, page.py   the JSON document, the terminal, the page with sliders

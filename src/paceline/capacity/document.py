@@ -11,7 +11,9 @@ from paceline.bench.environment import environment
 from paceline.capacity.calibration import Calibration, Prediction
 from paceline.capacity.efficiency import CONSTANTS, ORIGINS
 from paceline.capacity.pair import PlannedModel
-from paceline.capacity.planner import Answer, Fleet, Question
+from paceline.capacity.planner import Answer, Fleet
+from paceline.capacity.question import Question
+from paceline.capacity.serve_command import serve_command
 from paceline.capacity.serving import Point
 from paceline.worker.memory_plan import MemoryPlan
 
@@ -46,6 +48,7 @@ def document(answer: Answer, calibration: Calibration | None) -> dict[str, Any]:
         "speculative": _fleet(answer.speculative),
         "saving": answer.saving,
         "gpu_saving": answer.gpu_saving,
+        "serve_command": serve_command(question, answer.best) if answer.best is not None else None,
         "fleets": [_fleet(fleet) for fleet in answer.fleets],
         "sweep": {
             "tp": answer.swept_tp,

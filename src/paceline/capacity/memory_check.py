@@ -33,8 +33,8 @@ def compare_memory(measured: Measurement, gpu_memory_bytes: int) -> list[Engine]
             k = most if recorded.get("draft weights") else 0
             limits = Limits(
                 max_model_len=measured.input_len + measured.output_len,
-                max_num_seqs=max(measured.batches),
-                max_num_batched_tokens=max(max(measured.batches) * (most + 1), 2048),
+                max_num_seqs=int(table["max_num_seqs"]),
+                max_num_batched_tokens=int(table["max_num_batched_tokens"]),
             )
             plan = plan_pair(
                 gpu, measured.target, measured.draft, k, limits, tp=measured.tp, draft_tp=measured.draft_tp

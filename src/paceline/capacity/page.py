@@ -16,8 +16,9 @@ from paceline.capacity.document import document
 from paceline.capacity.hardware import Gpu
 from paceline.capacity.memory import room_for_positions
 from paceline.capacity.pair import PlannedModel
-from paceline.capacity.planner import Answer, Question
+from paceline.capacity.planner import Answer
 from paceline.capacity.prices import Price, choose_price
+from paceline.capacity.question import Question
 from paceline.capacity.roofline import prefill_seconds, step_seconds
 from paceline.errors import ConfigurationError
 

@@ -15,12 +15,14 @@ from paceline.capacity.hardware import Gpu, find_gpu, load_gpus
 from paceline.capacity.measurement import read_measurement
 from paceline.capacity.memory import Limits
 from paceline.capacity.pair import PlannedModel, read_model
-from paceline.capacity.planner import MOST_SEQUENCES, Load, Objective, Question
+from paceline.capacity.planner import MOST_SEQUENCES
 from paceline.capacity.prices import Price, choose_price, load_prices
+from paceline.capacity.question import Load, Objective, Question
 from paceline.capacity.serving import Workload
 from paceline.errors import ConfigurationError
 
 _DEFAULT_USERS = 32
+_POOR_FIT = 0.10
 _SHORTEST_LIMIT = 4096  # default of max_model_len: twice the load's mean lengths, but at least this
 
 
@@ -81,6 +83,11 @@ def read_request(request: Request) -> Asked:
     calibration = None
     if request.calibration is not None:
         calibration = calibrate(read_measurement(request.calibration, gpus, gpu))
+        if calibration.largest_error > _POOR_FIT:
+            notes.append(
+                f"The calibration leaves errors of up to {calibration.largest_error:.0%}: something in that run is not "
+                "in the formulas (another load on the card, preemptions, eager steps). Take the plan with as much care."
+            )
     users = request.users
     if users is None and request.requests_per_second is None:
         users = _DEFAULT_USERS

@@ -86,15 +86,17 @@ class Pass:
 def step_seconds(
     setup: Setup, target: PlannedModel, draft: PlannedModel | None, *, rows: int, k: int, positions: float
 ) -> StepSeconds:
-    """A captured decoding step in which every row has K drafts. Without a draft model K above 0 is n-gram: no cost."""
+    """A decoding step in which every row has K drafts, captured. Without a draft model K above 0 is n-gram: it drafts
+    on the host for nothing, but its steps are eager, so that the host's launches are a floor."""
     drafting = draft_seconds(setup, draft, rows=rows, k=k, positions=positions) if draft is not None and k else 0.0
     verify = pass_seconds(
         setup, target, Pass(rows=rows, queries=k + 1, positions=positions, scored=rows * (k + 1)), setup.tp
     )
+    verifying = verify.total if draft is not None or not k else max(verify.total, _launch_seconds(target))
     vocabulary = target.architecture.vocab_size
     tiny = _STEP_KERNELS * CONSTANTS["torch_kernel"]
     accept = _law_seconds(setup, rows * (k + 1), vocabulary) + tiny + (_ACCEPT if k else 0.0)
-    return StepSeconds(drafting, verify.total, accept, setup.efficiency.step_gap)
+    return StepSeconds(drafting, verifying, accept, setup.efficiency.step_gap)
 
 
 def draft_seconds(setup: Setup, draft: PlannedModel, *, rows: int, k: int, positions: float) -> float:
@@ -132,8 +134,12 @@ def prefill_seconds(
 
 def _eager_pass(setup: Setup, model: PlannedModel, chunk: int, positions: int, tp: int) -> float:
     work = Pass(rows=1, queries=chunk, positions=positions, scored=1, is_prefill=True)
-    launches = model.architecture.num_layers * _LAUNCHES_A_LAYER + _STEP_KERNELS
-    return max(pass_seconds(setup, model, work, tp).total, launches * CONSTANTS["launch"])
+    return max(pass_seconds(setup, model, work, tp).total, _launch_seconds(model))
+
+
+def _launch_seconds(model: PlannedModel) -> float:
+    """Of the host, for a pass outside of a graph."""
+    return (model.architecture.num_layers * _LAUNCHES_A_LAYER + _STEP_KERNELS) * CONSTANTS["launch"]
 
 
 def product_seconds(setup: Setup, product: Product, rows: int, tp: int = 1) -> float:

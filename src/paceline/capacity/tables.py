@@ -9,10 +9,13 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from paceline.bench.shapes import SHAPES
 from paceline.capacity.calibration import Calibration
 from paceline.capacity.hardware import Gpu
-from paceline.capacity.planner import Answer, Fleet, Question, Swept
+from paceline.capacity.planner import Answer, Fleet, Swept
 from paceline.capacity.prices import Price
+from paceline.capacity.question import Question
+from paceline.capacity.serve_command import serve_command
 
 _MOST_FLEETS = 5
 _GIB = 1 << 30
@@ -145,6 +148,10 @@ def _sentences(answer: Answer, calibration: Calibration | None) -> Iterator[str]
             f"[yellow]Note:[/] Paceline's kernels were not written for {question.gpu.name}: this is what its bytes and "
             "rates allow at the same efficiency."
         )
+    if answer.best is not None:
+        yield f"A replica of the cheapest: {escape(serve_command(question, answer.best))}"
+        if question.target.name in SHAPES:
+            yield f"({question.target.name} is a shape without weights: give your model's directory there.)"
     for note in answer.notes:
         yield f"[yellow]Note:[/] {escape(note)}"
 

@@ -149,7 +149,11 @@ def _run(request: Any, out: Path | None, as_json: bool, html: Path | None) -> No
     if as_json:
         typer.echo(text, nl=False)
     else:
-        make_console().print(render(found, asked.calibration))
+        console = make_console()
+        console.print(render(found, asked.calibration))
+        console.print(
+            f"{content['date'][:10]}, Paceline {content['versions']['paceline']}: {content['command']}", markup=False
+        )
 
 
 def _page(request: Any, asked: Any, found: Any) -> str:
