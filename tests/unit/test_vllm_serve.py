@@ -95,7 +95,7 @@ def test_life_and_end_of_a_server() -> None:
             'paceline:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 3.0',
             'vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 6.0',
             "# TYPE paceline:generation_tokens_total counter",
-            "paceline:engine_up 1.0",
+            'paceline:engine_up{model_name="m"} 1.0',
             'http_requests_total{handler="/v1/completions"} 1.0',
         ):
             assert line in metrics.splitlines()
@@ -140,6 +140,9 @@ def test_vllm_dies_in_the_middle() -> None:
         died = client.post("/v1/completions", json={"max_tokens": 0})
         assert (died.status_code, died.json()["error"]["code"]) == (503, "engine_dead")
         until(lambda: status_of(client, "/health/live") == 503, 3)
+        last = client.get("/metrics").text.splitlines()
+        assert 'paceline:engine_up{model_name="m"} 0.0' in last
+        assert 'paceline:spec_decode_num_drafts_total{engine="0",model_name="m"} 6.0' in last
         assert process.wait(20) == 1
         assert "vLLM ended (status 3)" in process.stdout.read()
 

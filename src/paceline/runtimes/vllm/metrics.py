@@ -15,16 +15,20 @@ _OWN, _THEIRS = "paceline:", "vllm:"
 _UP = "engine_up"
 
 
-def with_paceline_names(text: str, *, healthy: bool) -> str:
-    """`text` is Prometheus' text format."""
+def with_paceline_names(text: str, *, model: str, healthy: bool) -> str:
+    """`text` is Prometheus' text format; `model` labels what is Paceline's own."""
     lines = text.splitlines()
     copied = [renamed for line in lines if (renamed := _renamed(line)) is not None]
     up = [
         f"# HELP {_OWN}{_UP} 1 while vLLM serves and makes progress.",
         f"# TYPE {_OWN}{_UP} gauge",
-        f"{_OWN}{_UP} {float(healthy)}",
+        f'{_OWN}{_UP}{{model_name="{_escaped(model)}"}} {float(healthy)}',
     ]
     return "\n".join([*lines, *copied, *up, ""])
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 def _renamed(line: str) -> str | None:

@@ -74,10 +74,10 @@ class _Proxy:
         elif path == "/version":
             body = {"version": __version__, "runtime": "vllm", "vllm_version": self._version}
             await json_response(body)(scope, receive, send)
-        elif self._watch.state == "loading":
-            await _loading()(scope, receive, send)
         elif path == "/metrics":
             await self._metrics(scope, receive, send)
+        elif self._watch.state == "loading":
+            await _loading()(scope, receive, send)
         else:
             await self._pass_on(scope, receive, send)
 
@@ -92,11 +92,12 @@ class _Proxy:
         return json_response(body, status)
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """With the last counters, and engine_up 0, when vLLM is dead."""
         try:
             text = await self._watch.metrics()
         except httpx.HTTPError:
-            text = ""
-        body = with_paceline_names(text, healthy=self._watch.state == "ready").encode()
+            text = self._watch.last_metrics
+        body = with_paceline_names(text, model=self._watch.model, healthy=self._watch.state == "ready").encode()
         await Response(body, media_type=_METRICS_TYPE)(scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -48,14 +48,14 @@ def serve(
 ) -> int:
     """Block until the end; the exit status. `command` listens on 127.0.0.1:`vllm_port`."""
     process = VllmProcess(command.argv(installation.launcher), command.environment, port=vllm_port)
-    return asyncio.run(_Serving(process, command.version, listener, announce, say, options, dead_seconds).run())
+    return asyncio.run(_Serving(process, command, listener, announce, say, options, dead_seconds).run())
 
 
 class _Serving:
     def __init__(
         self,
         process: VllmProcess,
-        version: str,
+        command: VllmCommand,
         listener: socket.socket,
         announce: Callable[[], None],
         say: Say,
@@ -63,7 +63,8 @@ class _Serving:
         dead_seconds: float,
     ) -> None:
         self._process = process
-        self._version = version
+        self._version = command.version
+        self._model = command.value("served-model-name") or command.model
         self._listener = listener
         self._announce = announce
         self._say = say
@@ -83,7 +84,7 @@ class _Serving:
             await self._process.stop(VLLM_GRACE_SECONDS, self._hurry)
 
     async def _serve(self, client: httpx.AsyncClient, stop: Stop) -> int:
-        watch = Watch(self._process, client, stall_seconds=self._options.stall_seconds)
+        watch = Watch(self._process, client, model=self._model, stall_seconds=self._options.stall_seconds)
         server = Server(
             uvicorn.Config(
                 create_proxy(watch, client, self._process.key, self._requests, self._version, self._options.access),

@@ -35,10 +35,13 @@ class Watch:
         process: Alive,
         client: httpx.AsyncClient,
         *,
+        model: str = "",
         stall_seconds: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`client` has vLLM's address as its base."""
+        """`client` has vLLM's address as its base; `model` is its name there."""
+        self.model = model
+        self.last_metrics = ""
         self._process = process
         self._client = client
         self._stall_seconds = stall_seconds
@@ -81,6 +84,7 @@ class Watch:
         """vLLM's own, as text. Raises httpx.HTTPError."""
         answer = await self._client.get("/metrics", timeout=_ANSWER_SECONDS)
         answer.raise_for_status()
+        self.last_metrics = answer.text
         return answer.text
 
     def _take(self, text: str) -> None:
