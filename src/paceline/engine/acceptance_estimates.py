@@ -1,0 +1,183 @@
+"""AcceptanceEstimates: how likely the next drafts of each request are to be taken.
+
+All traffic gives, for each place j, P(draft j is kept | those before it are): an exponential moving average over
+steps. A place that is hardly tried leans on the place before it.
+
+A request departs from that by one factor, won / expected, over its own last passes; it starts at 1 and is held there
+by imagined wins, so that a request is average until it shows otherwise. What it shows place by place corrects the
+rest. A slow average alone would miss a collapse (a text that turns to a language the draft does not know), and a fast
+one would mistake bad luck for it; so a request is watched by two CUSUM tests (Page 1954), "its drafts are taken half
+as often as I think" and "they are lost half as often", and when one is sure, what was known before is forgotten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+FIRST_GUESS = 0.75  # before any draft has been judged: one that is never tried would never be known
+_PRIOR_MEMORY = 0.985  # of all traffic, a step
+_GUESS_RATE = 0.05  # at which what was guessed gives way to what is seen
+_PRIOR_STRENGTH = 4.0  # tries at the place before that weigh against a place's own
+_MEMORY = 0.96  # of a request, a pass
+_HELD_BY = 10.0  # imagined wins that hold its factor at 1
+_HELD_AFTER_CHANGE = 2.0  # ... once it has shown that it is not average, or no longer what it was
+_PLACE_STRENGTH = 24.0  # tries that hold its place's rate at factor * prior
+_ALARM = 6.0  # log-likelihood ratio at which a change is believed: about 1 in 400 by chance
+_MOST_TRIES = 500.0  # of all traffic, at a place: with many rows a step is news enough
+_OLD_TRIES = 12.0  # ... that count once nobody drafts any more: a probe must be heard
+_HOPE = 1.5  # standard errors
+_HIGHEST = 0.985  # nothing is certain
+
+
+@dataclass(slots=True)
+class _Change:
+    """One CUSUM test: evidence since it was last 0, and what was won and expected since then."""
+
+    evidence: float = 0.0
+    won: float = 0.0
+    expected: float = 0.0
+
+    def add(self, log_ratio: float, won: bool, prior: float) -> bool:
+        """Is it sure now?"""
+        self.evidence += log_ratio
+        if self.evidence <= 0.0:
+            self.evidence = self.won = self.expected = 0.0
+            return False
+        self.won += won
+        self.expected += prior
+        return self.evidence > _ALARM
+
+
+@dataclass(slots=True)
+class _Request:
+    won: float = 0.0
+    expected: float = 0.0
+    held_by: float = _HELD_BY
+    wins: list[float] = field(default_factory=list)  # by place
+    tries: list[float] = field(default_factory=list)
+    worse: _Change = field(default_factory=_Change)
+    better: _Change = field(default_factory=_Change)
+
+    @property
+    def factor(self) -> float:
+        return (self.won + self.held_by) / (self.expected + self.held_by)
+
+    def fade(self, places: int) -> None:
+        """Before a pass that tries so many places."""
+        self.won *= _MEMORY
+        self.expected *= _MEMORY
+        self.wins = [wins * _MEMORY for wins in self.wins]
+        self.tries = [tries * _MEMORY for tries in self.tries]
+        missing = places - len(self.tries)
+        self.wins += [0.0] * missing
+        self.tries += [0.0] * missing
+
+    def add(self, place: int, prior: float, won: bool) -> None:
+        self.won += won
+        self.expected += prior
+        self.wins[place] += won
+        self.tries[place] += 1.0
+        rate = min(max(prior * self.factor, 0.02), _HIGHEST)
+        if won:
+            worse, better = math.log(0.5), math.log((1.0 + rate) / (2.0 * rate))
+        else:
+            worse, better = math.log((2.0 - rate) / (2.0 - 2.0 * rate)), math.log(0.5)
+        for change, log_ratio in ((self.worse, worse), (self.better, better)):
+            if change.add(log_ratio, won, prior):
+                self._begin_anew(change)
+                return
+
+    def _begin_anew(self, change: _Change) -> None:
+        self.won, self.expected, self.held_by = change.won, change.expected, _HELD_AFTER_CHANGE
+        self.wins, self.tries = [0.0] * len(self.wins), [0.0] * len(self.tries)
+        self.worse, self.better = _Change(), _Change()
+
+
+class AcceptanceEstimates:
+    def __init__(self, most: int, first_guess: float = FIRST_GUESS) -> None:
+        """`most`: places, the largest K."""
+        self._most = most
+        self._first_guess = first_guess
+        self._wins = [0.0] * most
+        self._tries = [0.0] * most
+        self._requests: dict[int, _Request] = {}
+        self._rates = [first_guess] * most
+        self._has_news = False
+
+    def record(self, seq_id: int | None, num_drafted: int, num_accepted: int) -> None:
+        """The outcome of one pass; a row without drafts is none. `seq_id` None: for all traffic alone."""
+        if num_drafted == 0:
+            return
+        self._has_news = True
+        tried = min(num_drafted, num_accepted + 1, self._most)
+        for place in range(tried):
+            self._tries[place] += 1.0
+            self._wins[place] += place < num_accepted
+        if seq_id is not None:
+            self._record_request(seq_id, tried, num_accepted)
+
+    def _record_request(self, seq_id: int, tried: int, num_accepted: int) -> None:
+        request = self._requests.setdefault(seq_id, _Request())
+        request.fade(tried)
+        for place in range(tried):
+            request.add(place, self._rates[place], place < num_accepted)
+
+    def end_step(self) -> None:
+        """After all rows of a step are recorded: older steps count less, and the rates of all traffic are new."""
+        if not self._has_news:
+            return
+        self._has_news = False
+        before = self._first_guess
+        if self._tries[0]:
+            before += _GUESS_RATE * (self._wins[0] / self._tries[0] - before)
+            self._first_guess = before
+        for place in range(self._most):
+            wins, tries = self._wins[place], self._tries[place]
+            before = (wins + _PRIOR_STRENGTH * before) / (tries + _PRIOR_STRENGTH)
+            self._rates[place] = before
+            kept = min(_PRIOR_MEMORY, _MOST_TRIES / tries) if tries else 0.0
+            self._wins[place], self._tries[place] = wins * kept, tries * kept
+
+    def grow_old(self) -> None:
+        """Drafting stops: what is known keeps its mean and loses weight."""
+        for place, tries in enumerate(self._tries):
+            kept = min(1.0, _OLD_TRIES / tries) if tries else 0.0
+            self._wins[place], self._tries[place] = self._wins[place] * kept, tries * kept
+
+    def forget(self, seq_id: int) -> None:
+        self._requests.pop(seq_id, None)
+
+    def rates(self) -> list[float]:
+        """Of all traffic, by place."""
+        return list(self._rates)
+
+    @property
+    def doubt(self) -> float:
+        """Standard error of the first place's rate."""
+        rate, tries = self._rates[0], self._tries[0]
+        return ((rate * (1.0 - rate) + 0.01) / (tries + 1.0)) ** 0.5
+
+    def hopeful(self, survival: Seq[float]) -> list[float]:
+        """`survival`, if the first place is as good as luck may hide."""
+        better = min(1.0, survival[0] + _HOPE * self.doubt) / survival[0]
+        return [value * better for value in survival]
+
+    def survival(self, seq_id: int | None) -> list[float]:
+        """P(the first j drafts are all kept), j = 1 .. most. None: of a request that is not known yet."""
+        request = self._requests.get(seq_id) if seq_id is not None else None
+        survived, result = 1.0, []
+        if request is None:
+            for rate in self._rates:
+                survived *= min(rate, _HIGHEST)
+                result.append(survived)
+            return result
+        factor, known = request.factor, len(request.tries)
+        for place, rate in enumerate(self._rates):
+            own = min(rate * factor, _HIGHEST)
+            if place < known:
+                own = (request.wins[place] + _PLACE_STRENGTH * own) / (request.tries[place] + _PLACE_STRENGTH)
+            survived *= min(own, _HIGHEST)
+            result.append(survived)
+        return result

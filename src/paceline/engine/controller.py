@@ -1,0 +1,331 @@
+"""SpeculationController: how many drafts every row gets in the next step, decided anew each step.
+
+`decide` weighs what drafts would bring (acceptance_estimates.py) against what they cost (step_costs.py) and takes the
+best (goodput.py). It reads nothing but committed outcomes and its own tables: the same outcomes give the same
+decisions, and none depends on a random number that is still to be used (architecture.md, invariant 7).
+
+Rest. When the best is no draft at all, the draft rests and costs nothing: no pass of it, not even over new prompts.
+Without drafts there is no news of them, so now and then a few rows draft for PROBE_STEPS steps; after every probe
+that changes nothing the next one waits twice as long. A change of load needs no probe: it is in the costs.
+On a ragged batch single rows rest and are probed in the same way.
+
+Hysteresis: among captured steps another K must be better by 1 %; going from rest to drafts, by 1 % in any case.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal
+
+from paceline.engine.acceptance_estimates import AcceptanceEstimates
+from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain
+from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
+
+logger = logging.getLogger(__name__)
+
+Reason = Literal["load", "acceptance"]
+
+PROBE_STEPS = 6
+PROBE_ROWS = 8  # at most
+PROBE_SHARE = 0.01  # of the time that probes may take
+LEAST_WAIT, MOST_WAIT = 48, 1536  # steps between probes, if they are cheap enough
+LEAST_ROW_WAIT, MOST_ROW_WAIT = 24, 384
+USELESS = 0.05  # first drafts taken: fewer say that the draft does not fit the model
+_BETTER = 1.01
+_LOST_PROBE = 12  # steps: a probe whose rows found nothing to draft is over
+_MANY_ROWS = 16  # above, a padded batch is judged by all traffic: its requests are that traffic
+
+
+@dataclass(slots=True)
+class ControllerCounts:
+    """For metrics. steps_by_k[k]: decoding steps whose largest draft was k."""
+
+    steps_by_k: list[int] = field(default_factory=list)
+    expected_tokens: float = 0.0
+    expected_seconds: float = 0.0
+    achieved_tokens: int = 0
+    achieved_seconds: float = 0.0
+    rest_steps: dict[str, int] = field(default_factory=lambda: {"load": 0, "acceptance": 0})
+    rest_seconds: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "acceptance": 0.0})
+    num_rests: dict[str, int] = field(default_factory=lambda: {"load": 0, "acceptance": 0})
+    num_probes: int = 0
+
+
+@dataclass(slots=True)
+class _Rest:
+    """Since when nobody drafts, and when that is questioned."""
+
+    wait: int
+    steps: int = 0
+    probe_left: int = 0  # steps with drafts that the probe still wants
+    probe_age: int = 0
+    has_news: bool = False  # a probe is over and has changed nothing
+    probed: frozenset[int] = frozenset()  # the rows of the probe
+
+    @property
+    def is_probing(self) -> bool:
+        return self.probe_left > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a row of a committed step did."""
+
+    seq_id: int
+    planned: int
+    num_drafted: int
+    num_accepted: int
+    positions: int
+
+
+class SpeculationController:
+    def __init__(self, costs: StepCosts, most: int) -> None:
+        """`most`: the K of the configuration."""
+        self.costs = costs
+        self.counts = ControllerCounts(steps_by_k=[0] * (most + 1))
+        self.estimates = AcceptanceEstimates(most)
+        self._most = most
+        self._k = 0  # of the last decision
+        self._decided: dict[int, int] = {}
+        self._expected: Choice | None = None
+        self._under_way: deque[Choice | None] = deque()
+        self._rest: _Rest | None = None  # None: somebody drafts
+        self._next_wait = LEAST_WAIT
+        self._drafting_steps = 0
+        self._row_rests: dict[int, _Rest] = {}
+        self.reason: Reason | None = None  # why it rests
+        self._wins_and_passes = [0, 0]
+        self._has_warned = False
+
+    # -- before a step ----------------------------------------------------------------------------------
+
+    @property
+    def is_resting(self) -> bool:
+        return self._rest is not None
+
+    @property
+    def reads_along(self) -> bool:
+        """Should the draft read prompts, for drafts to come?"""
+        return self._rest is None
+
+    def drafts(self, seq_id: int) -> int:
+        """Of the last decision; 0 for rows that it did not know."""
+        return self._decided.get(seq_id, 0)
+
+    def decide(self, rows: Seq[DraftingRow], others: int = 0) -> None:
+        """Choose the drafts of a step with these decoding rows; `others`: tokens that other rows read in it."""
+        self._expected = None
+        self._decided = {}
+        if not any(row.most for row in rows):
+            return
+        choice = self._choose(rows, others)
+        if not any(choice.counts):
+            if self._rest is None:
+                self._start_rest(rows)
+            elif self._rest.has_news:
+                self._rest.has_news = False
+                self._judge_rest(rows)
+                self._warn_of_useless_drafts()
+            choice = self._probe(rows, choice)
+        elif self._rest is not None:
+            self._end_rest()
+        if isinstance(self.costs, RaggedCosts) and self._rest is None:
+            choice = self._probe_rows(rows, choice)
+        self._k = max(choice.counts)
+        self._expected = choice
+        self._decided = {row.seq_id: count for row, count in zip(rows, choice.counts, strict=True)}
+
+    def _choose(self, rows: Seq[DraftingRow], others: int) -> Choice:
+        """The best; but nobody is sent to rest as long as it may be bad luck."""
+        survivals = self._survivals(rows)
+        best = self._best(rows, survivals, others)
+        if self._rest is None and not any(best.counts):
+            hopeful = [self.estimates.hopeful(survival) for survival in survivals]
+            return self._best(rows, hopeful, others)
+        return best
+
+    def _best(self, rows: Seq[DraftingRow], survivals: Seq[Seq[float]], others: int) -> Choice:
+        if isinstance(self.costs, RaggedCosts):
+            best = best_ragged(rows, survivals, self.costs, others=others)
+            nobody = plain(rows, self.costs, others)
+            return nobody if self._rest is not None and best.rate < _BETTER * nobody.rate else best
+        choices = padded_choices(rows, survivals, self.costs, self._most)
+        best = max(choices.values(), key=lambda choice: choice.rate)
+        current = choices.get(0 if self._rest is not None else self._k)
+        return current if current is not None and best.rate < _BETTER * current.rate else best
+
+    def _survivals(self, rows: Seq[DraftingRow]) -> list[list[float]]:
+        if self._judges_together(len(rows)):
+            return [self.estimates.survival(None)] * len(rows)
+        return [self.estimates.survival(row.seq_id) for row in rows]
+
+    def _judges_together(self, num_rows: int) -> bool:
+        """Many rows of one K: their sum is that of all traffic, which they are."""
+        return isinstance(self.costs, PaddedCosts) and num_rows > _MANY_ROWS
+
+    # -- rest -------------------------------------------------------------------------------------------
+
+    def _start_rest(self, rows: Seq[DraftingRow]) -> None:
+        self._rest = _Rest(self._next_wait)
+        self._row_rests.clear()
+        self.estimates.grow_old()
+        self._judge_rest(rows)
+        self.counts.num_rests[self.reason or "load"] += 1
+        self._drafting_steps = 0
+
+    def _end_rest(self) -> None:
+        self._rest, self.reason, self._drafting_steps = None, None, 0
+
+    def _judge_rest(self, rows: Seq[DraftingRow]) -> None:
+        """Why it rests, as far as is known now."""
+        self.reason = "load" if self._pays_alone(rows) else "acceptance"
+
+    def _pays_alone(self, rows: Seq[DraftingRow]) -> bool:
+        """Would an average request draft if it had the machine to itself?"""
+        row = DraftingRow(-1, self._most, sum(row.positions for row in rows) // len(rows))
+        survivals = [self.estimates.survival(None)]
+        if isinstance(self.costs, RaggedCosts):
+            return any(best_ragged([row], survivals, self.costs).counts)
+        choices = padded_choices([row], survivals, self.costs, self._most)
+        return max(choices.values(), key=lambda choice: choice.rate).counts != [0]
+
+    def _probe(self, rows: Seq[DraftingRow], nobody: Choice) -> Choice:
+        rest = self._rest
+        assert rest is not None
+        if not rest.is_probing:
+            rest.probed = self._affordable(rows, nobody.seconds, rest)
+            if not rest.probed:
+                return nobody
+            rest.probe_left, rest.probe_age = PROBE_STEPS, 0
+            self.counts.num_probes += 1
+        counts = [min(1, row.most) if row.seq_id in rest.probed else 0 for row in rows]
+        return Choice(counts, nobody.tokens, nobody.seconds)
+
+    def _affordable(self, rows: Seq[DraftingRow], step: float, rest: _Rest) -> frozenset[int]:
+        """The rows of a probe that takes no more than PROBE_SHARE of the time since the last one; none: not yet.
+
+        A draft that has rested must read all it has missed. That cost grows with the rest, so a probe takes few rows,
+        those with the least to read.
+        """
+        if rest.steps < rest.wait:
+            return frozenset()
+        able = sorted((row for row in rows if row.most), key=lambda row: (row.lag, row.seq_id))[:PROBE_ROWS]
+        budget = PROBE_SHARE * step * rest.steps
+        for few in range(len(able), 0, -1):
+            if self._probe_seconds(rows, able[:few], step) <= budget:
+                return frozenset(row.seq_id for row in able[:few])
+        return frozenset(row.seq_id for row in able[:1]) if rest.steps >= MOST_WAIT else frozenset()
+
+    def _probe_seconds(self, rows: Seq[DraftingRow], few: Seq[DraftingRow], step: float) -> float:
+        positions, lag = sum(row.positions for row in rows), sum(row.lag for row in few)
+        if isinstance(self.costs, PaddedCosts):
+            drafting, catching_up = self.costs.seconds(len(rows), 1, positions), self.costs.catch_up(lag)
+        else:
+            drafting = self.costs.seconds(len(rows), (len(few),), positions)
+            catching_up = self.costs.draft(2 * len(few) + lag) - self.costs.draft(2 * len(few))
+        return catching_up + PROBE_STEPS * (drafting - step)
+
+    def _probe_rows(self, rows: Seq[DraftingRow], choice: Choice) -> Choice:
+        """Single rows of a ragged batch that rest while others draft."""
+        counts = list(choice.counts)
+        for index, row in enumerate(rows):
+            rest = self._row_rests.get(row.seq_id)
+            if counts[index] or not row.most:
+                if rest is not None and not rest.is_probing:
+                    del self._row_rests[row.seq_id]
+                continue
+            if rest is None:
+                rest = self._row_rests[row.seq_id] = _Rest(LEAST_ROW_WAIT)
+            if rest.is_probing or rest.steps >= rest.wait:
+                if not rest.is_probing:
+                    rest.probe_left, rest.probe_age = PROBE_STEPS, 0
+                counts[index] = 1
+        return Choice(counts, choice.tokens, choice.seconds)
+
+    # -- behind a step ------------------------------------------------------------------------------------
+
+    def start_step(self) -> None:
+        """The last decision became a step."""
+        self._under_way.append(self._expected)
+
+    def end_step(self, outcomes: Seq[Outcome], draft_seconds: float, other_seconds: float, *, is_typical: bool) -> None:
+        """A step is committed. `is_typical`: it was of the kind that the table of costs is about."""
+        expected = self._under_way.popleft() if self._under_way else None
+        judged_together = self._judges_together(len(outcomes))
+        for outcome in outcomes:
+            seq_id = None if judged_together else outcome.seq_id
+            self.estimates.record(seq_id, outcome.num_drafted, outcome.num_accepted)
+            self._wins_and_passes[0] += outcome.num_accepted > 0
+            self._wins_and_passes[1] += outcome.num_drafted > 0
+        self.estimates.end_step()
+        num_drafted = sum(outcome.num_drafted for outcome in outcomes)
+        self._count(outcomes, expected, draft_seconds + other_seconds)
+        if is_typical:
+            planned = [outcome.planned for outcome in outcomes]
+            positions = sum(outcome.positions for outcome in outcomes)
+            self.costs.refresh(planned, positions, draft_seconds, other_seconds)
+        self._age_rest(num_drafted > 0)
+        self._age_row_rests(outcomes)
+
+    def _count(self, outcomes: Seq[Outcome], expected: Choice | None, seconds: float) -> None:
+        counts = self.counts
+        if expected is None:
+            return
+        counts.steps_by_k[min(max(outcome.planned for outcome in outcomes), self._most)] += 1
+        counts.expected_tokens += expected.tokens
+        counts.expected_seconds += expected.seconds
+        counts.achieved_tokens += sum(1 + outcome.num_accepted for outcome in outcomes)
+        counts.achieved_seconds += seconds
+        if self.reason is not None:
+            counts.rest_steps[self.reason] += 1
+            counts.rest_seconds[self.reason] += seconds
+
+    def _age_rest(self, has_drafted: bool) -> None:
+        rest = self._rest
+        if rest is None:
+            self._drafting_steps += 1
+            if self._drafting_steps >= MOST_WAIT // 4:
+                self._next_wait = LEAST_WAIT  # it has paid for long enough
+            return
+        rest.steps += 1
+        if rest.is_probing:
+            rest.probe_age += 1
+            rest.probe_left -= has_drafted
+            if rest.probe_left == 0 or rest.probe_age >= _LOST_PROBE:
+                rest.probe_left, rest.steps = 0, 0
+                rest.wait = self._next_wait = min(2 * rest.wait, MOST_WAIT)
+                rest.has_news = True
+
+    def _age_row_rests(self, outcomes: Seq[Outcome]) -> None:
+        for outcome in outcomes if self._row_rests else ():
+            rest = self._row_rests.get(outcome.seq_id)
+            if rest is None:
+                continue
+            rest.steps += 1
+            if rest.is_probing:
+                rest.probe_age += 1
+                rest.probe_left -= outcome.num_drafted > 0
+                if rest.probe_left == 0 or rest.probe_age >= _LOST_PROBE:
+                    rest.probe_left, rest.steps = 0, 0
+                    rest.wait = min(2 * rest.wait, MOST_ROW_WAIT)
+
+    def _warn_of_useless_drafts(self) -> None:
+        wins, passes = self._wins_and_passes
+        if self._has_warned or self.reason != "acceptance" or wins >= USELESS * passes:
+            return
+        self._has_warned = True
+        logger.warning(
+            "Speculation rests: of %d drafts the model took %d. The text is not affected, but such a draft only costs "
+            "time. Check that the draft belongs to this model (same family, same chat template, sound weights). It is "
+            "tried again now and then.",
+            passes,
+            wins,
+        )
+
+    def forget(self, seq_id: int) -> None:
+        """The sequence has ended."""
+        self.estimates.forget(seq_id)
+        self._row_rests.pop(seq_id, None)

@@ -1,0 +1,142 @@
+"""Goodput: the drafts a step should have, so that it commits the most tokens a second.
+
+The rule is TurboSpec's (Liu et al. 2024, arXiv 2406.14066): maximise sum of expected tokens / T(step). A row with k
+drafts commits 1 + S_1 + ... + S_k tokens, S_j the probability that its first j drafts are all kept.
+
+padded   a step costs what its largest K costs, so every row drafts K: one number is chosen.
+ragged   each draft costs its share. Drafts of all rows are taken in the order of their S: of the sets that this
+         order makes, for every largest depth, the one with the highest rate. Within a row S falls with the place, so a
+         set never has a draft without those before it. (One price a token for all rows: the Lagrangian view.)
+
+Rows whose draft has fallen behind pay for catching up once; that is spread over HORIZON steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from paceline.engine.step_costs import PaddedCosts, RaggedCosts
+
+HORIZON = 64  # steps that a decision is expected to hold
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingRow:
+    """A decoding row, before it is known how many drafts it gets.
+
+    most       drafts that it may have
+    positions  that it attends to
+    lag        tokens that the draft must read before it can go on, beyond the two that it always reads
+    """
+
+    seq_id: int
+    most: int
+    positions: int = 0
+    lag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """counts: drafts by row. tokens, seconds: expected of the step; `seconds` has its share of catching up."""
+
+    counts: list[int]
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds if self.seconds > 0.0 else 0.0
+
+
+def plain(rows: Seq[DraftingRow], costs: PaddedCosts | RaggedCosts, others: int = 0) -> Choice:
+    """Nobody drafts."""
+    positions = sum(row.positions for row in rows)
+    if isinstance(costs, PaddedCosts):
+        seconds = costs.seconds(len(rows), 0, positions)
+    else:
+        seconds = costs.seconds(len(rows), (), positions, others=others)
+    return Choice([0] * len(rows), float(len(rows)), seconds)
+
+
+def padded_choices(
+    rows: Seq[DraftingRow], survivals: Seq[Seq[float]], costs: PaddedCosts, most: int, *, lagging: bool = True
+) -> dict[int, Choice]:
+    """By K, for every captured K from 0 to `most`. survivals[row][j-1] = S_j."""
+    positions = sum(row.positions for row in rows)
+    lag = sum(row.lag for row in rows if row.most) if lagging else 0
+    catching_up = costs.catch_up(lag) / HORIZON
+    choices = {0: plain(rows, costs)}
+    deepest = max((row.most for row in rows), default=0)
+    tokens, place = float(len(rows)), 0
+    for k in costs.draft_counts:
+        if k == 0 or k > most or place >= deepest:
+            continue
+        while place < k:
+            tokens += sum(s[place] for s, row in zip(survivals, rows, strict=True) if row.most > place)
+            place += 1
+        seconds = costs.seconds(len(rows), k, positions) + catching_up
+        choices[k] = Choice([min(k, row.most) for row in rows], tokens, seconds)
+    return choices
+
+
+def best_ragged(
+    rows: Seq[DraftingRow], survivals: Seq[Seq[float]], costs: RaggedCosts, *, others: int = 0, lagging: bool = True
+) -> Choice:
+    """The best set of drafts; `plain` if no draft pays. `others`: tokens of rows that prefill in the same step."""
+    entries = sorted(
+        ((survivals[index][place], -place, index) for index, row in enumerate(rows) for place in range(row.most)),
+        reverse=True,
+    )
+    scan = _Scan(rows, costs, others, lagging=lagging, num_drafts=len(entries))
+    best = plain(rows, costs, others)
+    deepest = max((row.most for row in rows), default=0)
+    for depth in range(1, deepest + 1):
+        found = scan.best(entries, depth)
+        if found.rate > best.rate:
+            best = found
+    return best
+
+
+class _Scan:
+    """Adds drafts one by one and keeps the step's cost up to date. Costs are looked up once a size."""
+
+    def __init__(
+        self, rows: Seq[DraftingRow], costs: RaggedCosts, others: int, *, lagging: bool, num_drafts: int
+    ) -> None:
+        positions, count = sum(row.positions for row in rows), len(rows)
+        self._rows = rows
+        self._verify = [costs.verifying(count, others + more, positions) for more in range(num_drafts + 1)]
+        self._draft = [0.0, *(costs.draft(size) for size in range(1, 2 * count + 1))]
+        self._lag = [0.0] * count
+        if lagging:
+            self._lag = [
+                (costs.draft(2 + row.lag) - costs.draft(2)) / HORIZON if row.lag and row.most else 0.0 for row in rows
+            ]
+
+    def best(self, entries: Seq[tuple[float, int, int]], depth: int) -> Choice:
+        """The best prefix of `entries` (S, -place, row), leaving out places from `depth` on."""
+        draft, verify, lag = self._draft, self._verify, self._lag
+        active = [0] * depth
+        tokens, drafting, taken = float(len(self._rows)), 0.0, 0
+        best_rate, best_taken, best = tokens / verify[0], 0, (tokens, verify[0])
+        order: list[int] = []
+        for survival, negative_place, row in entries:
+            place = -negative_place
+            if place >= depth:
+                continue
+            reads = 2 if place == 0 else 1
+            drafting += draft[reads * (active[place] + 1)] - draft[reads * active[place]]
+            if place == 0:
+                drafting += lag[row]
+            active[place] += 1
+            taken += 1
+            tokens += survival
+            order.append(row)
+            seconds = verify[taken] + drafting
+            if tokens > best_rate * seconds:
+                best_rate, best_taken, best = tokens / seconds, taken, (tokens, seconds)
+        counts = [0] * len(self._rows)
+        for row in order[:best_taken]:
+            counts[row] += 1
+        return Choice(counts, *best)

@@ -1,0 +1,185 @@
+"""StepCosts: how long a step takes, by its rows and their drafts. What the controller weighs tokens against.
+
+Two kinds of machine, two models of cost, one question (`seconds`):
+
+PaddedCosts   captured steps: one graph per (padded rows, K). A row with fewer drafts costs as much as one with K.
+RaggedCosts   eager steps, a CPU's: every draft that is left out saves its share of each pass.
+
+Seconds only matter relative to each other: a machine that is busy slows everything, and that changes no decision.
+Live timings therefore correct a cell of a table by how far it stands out from the others (`Refresher`): on a GPU, which
+stamps its steps itself, nearly all of a surprise is the cell's; on a CPU that others use most of it is the machine's.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+
+import msgspec
+
+_MOST_SURPRISE = math.log(3.0)  # a step that takes thrice as long was disturbed
+
+
+class Curve(msgspec.Struct):
+    """Seconds over a size, straight between the points and beyond the last one. Never falling."""
+
+    sizes: list[float]
+    values: list[float]
+
+    def __call__(self, size: float) -> float:
+        sizes, values = self.sizes, self.values
+        if size <= sizes[0] or len(sizes) == 1:
+            return values[0]
+        right = min(bisect_left(sizes, size), len(sizes) - 1)
+        share = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+        return values[right - 1] + share * (values[right] - values[right - 1])
+
+    def nearest(self, size: float) -> int:
+        return min(range(len(self.sizes)), key=lambda index: abs(self.sizes[index] - size))
+
+    @staticmethod
+    def through(samples: Seq[tuple[float, float]]) -> Curve:
+        """Samples (size, seconds) of one size are averaged; what falls is levelled (isotonic regression)."""
+        by_size: dict[float, list[float]] = {}
+        for size, seconds in samples:
+            by_size.setdefault(size, []).append(seconds)
+        sizes = sorted(by_size)
+        means = [sum(by_size[size]) / len(by_size[size]) for size in sizes]
+        return Curve(sizes, rising(means))
+
+
+def rising(values: Seq[float]) -> list[float]:
+    """The nearest sequence that never falls: neighbours out of order share their mean (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []  # mean, length
+    for value in values:
+        mean, length = value, 1
+        while pools and pools[-1][0] > mean:
+            before, count = pools.pop()
+            mean, length = (before * count + mean * length) / (count + length), count + length
+        pools.append((mean, length))
+    return [mean for mean, length in pools for _ in range(length)]
+
+
+class Refresher(msgspec.Struct):
+    """`common`: how much slower the machine is than when the table was measured, as a logarithm.
+
+    common_rate, cell_rate: shares of a step's surprise that go to the machine and to the step's own cell.
+    """
+
+    common_rate: float
+    cell_rate: float
+    common: float = 0.0
+
+    def correction(self, expected: float, observed: float) -> float:
+        """Factor for the cell that said `expected`."""
+        if expected <= 0.0 or observed <= 0.0:
+            return 1.0
+        beyond = math.log(observed / expected) - self.common
+        beyond = min(max(beyond, -_MOST_SURPRISE), _MOST_SURPRISE)
+        self.common += self.common_rate * beyond
+        return math.exp(self.cell_rate * beyond)
+
+
+class PaddedCosts(msgspec.Struct, tag="padded"):
+    """seconds[size][k]: a step of sizes[size] rows with draft_counts[k] drafts each, at `context` positions a row.
+
+    target_position, draft_position   seconds that one more position of one row adds to a pass
+    resume_seconds, resume_token      of the eager step in which drafts catch up, and of each token they read
+    """
+
+    sizes: list[int]
+    draft_counts: list[int]
+    table: list[list[float]]
+    context: float = 0.0
+    target_position: float = 0.0
+    draft_position: float = 0.0
+    resume_seconds: float = 0.0
+    resume_token: float = 0.0
+    refresher: Refresher = msgspec.field(default_factory=lambda: Refresher(0.01, 0.05))
+
+    def __post_init__(self) -> None:
+        """More rows or more drafts never take less time; noise may say so."""
+        self.table = [rising(row) for row in self.table]
+        columns = [rising(column) for column in zip(*self.table, strict=True)]
+        self.table = [list(row) for row in zip(*columns, strict=True)]
+
+    def seconds(self, num_rows: int, k: int, positions: float) -> float:
+        """`positions`: of all rows together. `k` is one of draft_counts, or is rounded up to one."""
+        size, column = self._cell(num_rows, k)
+        return self.table[size][column] + self._reading(num_rows, k, positions)
+
+    def _cell(self, num_rows: int, k: int) -> tuple[int, int]:
+        size = min(bisect_left(self.sizes, num_rows), len(self.sizes) - 1)
+        return size, min(bisect_left(self.draft_counts, k), len(self.draft_counts) - 1)
+
+    def _reading(self, num_rows: int, k: int, positions: float) -> float:
+        return (positions - num_rows * self.context) * (self.target_position + k * self.draft_position)
+
+    def catch_up(self, tokens: int) -> float:
+        """Seconds before drafts that lag by `tokens` in all can go on."""
+        return self.resume_seconds + tokens * self.resume_token if tokens else 0.0
+
+    def refresh(self, counts: Seq[int], positions: float, draft_seconds: float, other_seconds: float) -> None:
+        """One captured step with these drafts a row took so long."""
+        k = max(counts, default=0)
+        size, column = self._cell(len(counts), k)
+        reading = self._reading(len(counts), k, positions)
+        seconds = draft_seconds + other_seconds - reading
+        self.table[size][column] *= self.refresher.correction(self.table[size][column], seconds)
+
+
+class RaggedCosts(msgspec.Struct, tag="ragged"):
+    """A step's parts: verify(tokens) + rows * row_seconds + the draft's passes, each draft(tokens it reads).
+
+    target_position, draft_position   seconds that one more position of one row adds to a pass
+    """
+
+    verify: Curve
+    draft: Curve
+    row_seconds: float = 0.0
+    context: float = 0.0
+    target_position: float = 0.0
+    draft_position: float = 0.0
+    refresher: Refresher = msgspec.field(default_factory=lambda: Refresher(0.1, 0.02))
+
+    def seconds(self, num_rows: int, active: Seq[int], positions: float, *, lag: int = 0, others: int = 0) -> float:
+        """active[j]: rows that draft more than j tokens. lag: tokens the draft must read besides. others: tokens of
+        rows that prefill."""
+        return self.verifying(num_rows, sum(active) + others, positions) + self.drafting(active, lag)
+
+    def verifying(self, num_rows: int, more_tokens: int, positions: float) -> float:
+        reading = (positions - num_rows * self.context) * self.target_position
+        return self.verify(num_rows + more_tokens) + num_rows * self.row_seconds + max(0.0, reading)
+
+    def drafting(self, active: Seq[int], lag: int = 0) -> float:
+        if not active or not active[0]:
+            return 0.0
+        return self.draft(2 * active[0] + lag) + sum(self.draft(rows) for rows in active[1:] if rows)
+
+    def refresh(self, counts: Seq[int], positions: float, draft_seconds: float, other_seconds: float) -> None:
+        """One step of decoding rows took so long; `other_seconds`: without the draft's passes."""
+        active = active_rows(counts)
+        tokens, expected = len(counts) + sum(counts), self.verifying(len(counts), sum(active), positions)
+        _scale(self.verify, tokens, self.refresher.correction(expected, other_seconds))
+        if active and draft_seconds > 0.0:
+            correction = self.refresher.correction(self.drafting(active), draft_seconds)
+            for rows in (2 * active[0], *active[1:]):
+                _scale(self.draft, rows, correction ** (1.0 / len(active)))
+
+
+StepCosts = PaddedCosts | RaggedCosts
+
+
+def active_rows(counts: Seq[int]) -> list[int]:
+    """[rows that draft more than j tokens] for j = 0, 1, ... while there are any."""
+    return [sum(count > place for count in counts) for place in range(max(counts, default=0))]
+
+
+def _scale(curve: Curve, size: float, factor: float) -> None:
+    """Move the nearest point; its neighbours give way where the curve would fall."""
+    values, index = curve.values, curve.nearest(size)
+    values[index] *= factor
+    if any(right < left for left, right in pairwise(values)):
+        curve.values = rising(values)

@@ -1,0 +1,124 @@
+"""A machine and its requests, for the controller alone: true costs, true acceptance, no engine and no model.
+
+Outcomes are drawn; what is added up is expected tokens and true seconds, so that a comparison of policies is not
+one of luck. Costs of the H200 are read off docs/performance.md (70B shape, 1B draft), those of the CPU off
+measurements of the default pair.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.engine.controller import Outcome, SpeculationController
+from paceline.engine.goodput import DraftingRow
+from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts, StepCosts, active_rows
+
+GPU_VERIFY = Curve(
+    [1, 8, 16, 32, 48, 64, 128, 256, 512, 1024],
+    [17.04e-3, 17.04e-3, 17.22e-3, 17.75e-3, 18.07e-3, 18.75e-3, 21.77e-3, 29.46e-3, 55.33e-3, 110e-3],
+)
+GPU_DRAFT = Curve([1, 8, 16, 32, 48, 64, 128], [0.62e-3, 0.64e-3, 0.64e-3, 0.69e-3, 0.75e-3, 0.8e-3, 1.05e-3])
+GPU_SIZES = [1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128]
+DRAFT_COUNTS = [0, 1, 2, 3, 4, 5, 7]
+
+
+def gpu_costs() -> PaddedCosts:
+    return PaddedCosts(
+        GPU_SIZES,
+        DRAFT_COUNTS,
+        [[1e-3 + GPU_VERIFY(n * (k + 1)) + k * GPU_DRAFT(n) for k in DRAFT_COUNTS] for n in GPU_SIZES],
+        resume_seconds=60e-3,
+        resume_token=5e-6,
+    )
+
+
+def cpu_costs() -> RaggedCosts:
+    return RaggedCosts(
+        Curve([1, 2, 4, 6, 8, 32, 192], [36e-3, 37e-3, 42e-3, 46e-3, 56e-3, 110e-3, 500e-3]),
+        Curve([1, 2, 8, 32, 64, 1024], [4e-3, 4.2e-3, 6e-3, 13e-3, 22e-3, 300e-3]),
+    )
+
+
+Law = Callable[[int], float]  # tokens emitted so far -> P(a draft is kept | those before it were)
+
+
+def steady(rate: float) -> Law:
+    return lambda done: rate
+
+
+@dataclass
+class SimulatedRequest:
+    seq_id: int
+    law: Law
+    done: int = 0
+    lag: int = 0
+
+    def expected(self, drafts: int) -> float:
+        rate = self.law(self.done)
+        return sum(rate**j for j in range(drafts + 1))
+
+
+@dataclass
+class Machine:
+    """`costs` are the true ones; the controller may believe others."""
+
+    costs: StepCosts
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    tokens: float = 0.0
+    seconds: float = 0.0
+    history: list[list[int]] = field(default_factory=list)
+
+    def step(self, requests: list[SimulatedRequest], counts: list[int]) -> tuple[list[Outcome], float, float]:
+        drafting, other = self._seconds(requests, counts)
+        self.seconds += drafting + other
+        self.history.append(counts)
+        return [self._row(request, count) for request, count in zip(requests, counts, strict=True)], drafting, other
+
+    def _seconds(self, requests: list[SimulatedRequest], counts: list[int]) -> tuple[float, float]:
+        lag = sum(request.lag for request, count in zip(requests, counts, strict=True) if count)
+        if isinstance(self.costs, PaddedCosts):
+            k = max(counts)
+            plain = self.costs.seconds(len(counts), 0, 0.0)
+            return self.costs.seconds(len(counts), k, 0.0) - plain + (self.costs.catch_up(lag) if lag else 0.0), plain
+        active = active_rows(counts)
+        return self.costs.drafting(active, lag), self.costs.verifying(len(counts), sum(active), 0.0)
+
+    def _row(self, request: SimulatedRequest, count: int) -> Outcome:
+        rate = request.law(request.done)
+        accepted = 0
+        while accepted < count and self.rng.random() < rate:
+            accepted += 1
+        self.tokens += request.expected(count)
+        request.done += accepted + 1
+        request.lag = 0 if count else request.lag + 1
+        return Outcome(request.seq_id, count, count, accepted, 0)
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def run_fixed(costs: StepCosts, requests: list[SimulatedRequest], k: int, steps: int) -> Machine:
+    machine = Machine(costs)
+    for _ in range(steps):
+        machine.step(requests, [k] * len(requests))
+    return machine
+
+
+def run_adaptive(
+    machine: Machine, controller: SpeculationController, requests: list[SimulatedRequest], steps: int, most: int = 7
+) -> Machine:
+    for _ in range(steps):
+        rows = [DraftingRow(r.seq_id, most, 0, r.lag if r.lag > 1 else 0) for r in requests]
+        controller.decide(rows)
+        controller.start_step()
+        outcomes, drafting, other = machine.step(requests, [controller.drafts(r.seq_id) for r in requests])
+        lagging = any(row.lag for row, outcome in zip(rows, outcomes, strict=True) if outcome.planned)
+        controller.end_step(outcomes, drafting, other, is_typical=not lagging)
+    return machine
+
+
+def make_requests(count: int, law: Law, first: int = 0) -> list[SimulatedRequest]:
+    return [SimulatedRequest(first + index, law) for index in range(count)]
