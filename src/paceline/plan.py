@@ -173,3 +173,15 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     timings: StepTimings = StepTimings()
     decoding: bool = False  # every row computed one committed token and emitted
     captured: bool = False  # ... and the step ran as one captured graph
+
+
+class StepShapes(msgspec.Struct, frozen=True, kw_only=True):
+    """What steps an executor can run, and on what: where a table of costs belongs.
+
+    sizes, draft_counts   numbers of rows and of drafts that are captured; empty: every step is eager
+    hardware              in words
+    """
+
+    sizes: list[int] = []
+    draft_counts: list[int] = []
+    hardware: str = ""

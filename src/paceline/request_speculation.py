@@ -19,7 +19,7 @@ from paceline.errors import InvalidRequestError, did_you_mean
 
 Proposer = Literal["auto", "draft", "ngram"]
 PARAM = "speculation"
-_METHODS: dict[str, Proposer] = {"draft_model": "draft", "ngram": "ngram"}
+PROPOSERS: dict[str, Proposer] = {"draft_model": "draft", "ngram": "ngram"}  # by the method of the configuration
 
 
 class RequestSpeculation(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ def check_speculation(wanted: RequestSpeculation | None, config: SpeculativeConf
         raise _refuse(
             f"speculation.num_speculative_tokens must be at most {most}, not {count}: {why}.", "num_speculative_tokens"
         )
-    loaded = _METHODS[config.method] if config else None
+    loaded = PROPOSERS[config.method] if config else None
     if wanted.proposer not in ("auto", loaded) and count != 0:
         has = f"this engine has loaded '{loaded}'" if loaded else "this engine runs without speculation"
         raise _refuse(f"speculation.proposer='{wanted.proposer}' is not available: {has}; use 'auto'.", "proposer")

@@ -116,7 +116,8 @@ def run_adaptive(
         controller.start_step()
         outcomes, drafting, other = machine.step(requests, [controller.drafts(r.seq_id) for r in requests])
         lagging = any(row.lag for row, outcome in zip(rows, outcomes, strict=True) if outcome.planned)
-        controller.end_step(outcomes, drafting, other, is_typical=not lagging)
+        padded = isinstance(controller.costs, PaddedCosts)
+        controller.end_step(outcomes, drafting, other, is_typical=not lagging, captured=padded)
     return machine
 
 

@@ -17,6 +17,7 @@ import msgspec
 
 from paceline.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from paceline.engine.engine import Engine
+from paceline.engine.step_costs import StepCosts
 from paceline.plan import RowPlan, RowResult, StepPlan, StepResult
 from paceline.sampling_params import SamplingParams
 from paceline.sequence import EngineRequest, SequenceDelta
@@ -237,6 +238,7 @@ def make_engine(
     draft_max_len: int | None = None,
     prefix_caching: bool = True,
     decoder: object | None = None,
+    costs: StepCosts | None = None,
 ) -> Engine:
     model = ModelConfig(
         path=Path("."), name="tagged", max_model_len=max_model_len, vocab_size=VOCAB, eos_token_ids=(EOS,)
@@ -255,7 +257,7 @@ def make_engine(
         cache=CacheConfig(block_size=executor.block_size, enable_prefix_caching=prefix_caching),
         scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
     )
-    return Engine(config, executor, decoder)  # type: ignore[arg-type]
+    return Engine(config, executor, decoder, costs=costs)  # type: ignore[arg-type]
 
 
 def request(request_id: str, prompt: list[int], **params: object) -> EngineRequest:

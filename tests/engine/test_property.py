@@ -7,11 +7,15 @@ refuses to read an entry that is not the sequence's own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
+from engine.speculation_simulator import cpu_costs, gpu_costs
 from engine.tagged import EOS, TaggedExecutor, make_engine, reference, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.engine import controller
+from paceline.engine.step_costs import StepCosts
 from paceline.sequence import FinishReason
 
 
@@ -37,6 +41,7 @@ class Scenario:
     draft_max_len: int
     prefix_caching: bool
     ahead: bool
+    adapts: str  # the costs that a controller has; "": K is fixed
     acceptance: list[bool] = field(default_factory=list)
 
 
@@ -70,13 +75,25 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         draft_max_len=draw(st.sampled_from([8, 17, 64])),
         prefix_caching=draw(st.booleans()),
         ahead=draw(st.booleans()),
+        adapts=draw(st.sampled_from(["", "gpu", "cpu"])),
         acceptance=draw(st.lists(st.booleans(), min_size=1, max_size=17)),
     )
+
+
+def step_costs(scenario: Scenario) -> StepCosts | None:
+    if not scenario.k or not scenario.adapts:
+        return None
+    return gpu_costs() if scenario.adapts == "gpu" else cpu_costs()
 
 
 @settings(max_examples=300, deadline=None)
 @given(scenarios())
 def test_engine_equals_reference(scenario: Scenario) -> None:
+    with patch.multiple(controller, LEAST_WAIT=2, MOST_WAIT=8, LEAST_ROW_WAIT=2, PROBE_SHARE=10.0):
+        play(scenario)
+
+
+def play(scenario: Scenario) -> None:
     script = iter(range(1 << 30))
     executor = TaggedExecutor(
         num_blocks=scenario.num_blocks,
@@ -93,6 +110,7 @@ def test_engine_equals_reference(scenario: Scenario) -> None:
         max_model_len=40,
         draft_max_len=scenario.draft_max_len,
         prefix_caching=scenario.prefix_caching,
+        costs=step_costs(scenario),
     )
     output: dict[tuple[str, int], list[int]] = {}
     ended: dict[tuple[str, int], FinishReason] = {}

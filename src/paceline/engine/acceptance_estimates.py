@@ -157,7 +157,7 @@ class AcceptanceEstimates:
     def doubt(self) -> float:
         """Standard error of the first place's rate."""
         rate, tries = self._rates[0], self._tries[0]
-        return ((rate * (1.0 - rate) + 0.01) / (tries + 1.0)) ** 0.5
+        return math.sqrt((rate * (1.0 - rate) + 0.01) / (tries + 1.0))
 
     def hopeful(self, survival: Seq[float]) -> list[float]:
         """`survival`, if the first place is as good as luck may hide."""

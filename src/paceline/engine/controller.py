@@ -17,11 +17,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from paceline.engine.acceptance_estimates import AcceptanceEstimates
 from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain
+from paceline.engine.statistics import SpeculationChoices
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
 
 logger = logging.getLogger(__name__)
@@ -37,21 +38,6 @@ USELESS = 0.05  # first drafts taken: fewer say that the draft does not fit the 
 _BETTER = 1.01
 _LOST_PROBE = 12  # steps: a probe whose rows found nothing to draft is over
 _MANY_ROWS = 16  # above, a padded batch is judged by all traffic: its requests are that traffic
-
-
-@dataclass(slots=True)
-class ControllerCounts:
-    """For metrics. steps_by_k[k]: decoding steps whose largest draft was k."""
-
-    steps_by_k: list[int] = field(default_factory=list)
-    expected_tokens: float = 0.0
-    expected_seconds: float = 0.0
-    achieved_tokens: int = 0
-    achieved_seconds: float = 0.0
-    rest_steps: dict[str, int] = field(default_factory=lambda: {"load": 0, "acceptance": 0})
-    rest_seconds: dict[str, float] = field(default_factory=lambda: {"load": 0.0, "acceptance": 0.0})
-    num_rests: dict[str, int] = field(default_factory=lambda: {"load": 0, "acceptance": 0})
-    num_probes: int = 0
 
 
 @dataclass(slots=True)
@@ -85,7 +71,7 @@ class SpeculationController:
     def __init__(self, costs: StepCosts, most: int) -> None:
         """`most`: the K of the configuration."""
         self.costs = costs
-        self.counts = ControllerCounts(steps_by_k=[0] * (most + 1))
+        self.counts = SpeculationChoices(steps_by_k=[0] * (most + 1))
         self.estimates = AcceptanceEstimates(most)
         self._most = most
         self._k = 0  # of the last decision
@@ -251,8 +237,16 @@ class SpeculationController:
         """The last decision became a step."""
         self._under_way.append(self._expected)
 
-    def end_step(self, outcomes: Seq[Outcome], draft_seconds: float, other_seconds: float, *, is_typical: bool) -> None:
-        """A step is committed. `is_typical`: it was of the kind that the table of costs is about."""
+    def end_step(
+        self,
+        outcomes: Seq[Outcome],
+        draft_seconds: float,
+        other_seconds: float,
+        *,
+        is_typical: bool,
+        captured: bool = False,
+    ) -> None:
+        """A step is committed. `is_typical`: its rows decoded, all of them, and no draft had to catch up."""
         expected = self._under_way.popleft() if self._under_way else None
         judged_together = self._judges_together(len(outcomes))
         for outcome in outcomes:
@@ -263,7 +257,7 @@ class SpeculationController:
         self.estimates.end_step()
         num_drafted = sum(outcome.num_drafted for outcome in outcomes)
         self._count(outcomes, expected, draft_seconds + other_seconds)
-        if is_typical:
+        if is_typical and outcomes and captured == isinstance(self.costs, PaddedCosts):
             planned = [outcome.planned for outcome in outcomes]
             positions = sum(outcome.positions for outcome in outcomes)
             self.costs.refresh(planned, positions, draft_seconds, other_seconds)
@@ -272,7 +266,7 @@ class SpeculationController:
 
     def _count(self, outcomes: Seq[Outcome], expected: Choice | None, seconds: float) -> None:
         counts = self.counts
-        if expected is None:
+        if expected is None or not outcomes:
             return
         counts.steps_by_k[min(max(outcome.planned for outcome in outcomes), self._most)] += 1
         counts.expected_tokens += expected.tokens
@@ -324,6 +318,11 @@ class SpeculationController:
             passes,
             wins,
         )
+
+    def start_anew(self) -> None:
+        """Steps that this object did not plan are behind: those under way are not its own."""
+        self._under_way.clear()
+        self._decided, self._expected = {}, None
 
     def forget(self, seq_id: int) -> None:
         """The sequence has ended."""

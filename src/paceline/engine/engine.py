@@ -18,15 +18,17 @@ from msgspec import structs
 
 from paceline.config import EngineConfig
 from paceline.engine.block_manager import BlockManager
+from paceline.engine.controller import SpeculationController
 from paceline.engine.draft_watch import DraftWatch
 from paceline.engine.grammar_queue import GrammarQueue, Prepared
 from paceline.engine.interfaces import Executor, GrammarCompiler, TokenDecoder
 from paceline.engine.scheduler import Scheduler, Update
 from paceline.engine.speculation import SpeculationPolicy
 from paceline.engine.statistics import EngineStats
+from paceline.engine.step_costs import StepCosts
 from paceline.errors import ConfigurationError, InvalidRequestError
 from paceline.plan import SamplingPlan, StepPlan, StepResult
-from paceline.request_speculation import check_speculation
+from paceline.request_speculation import PROPOSERS, check_speculation
 from paceline.sampling_params import SamplingParams, check_num_logprobs
 from paceline.sequence import EngineRequest, FinishReason, Refusal, Sequence, SequenceDelta, SpeculationCounts
 from paceline.structured.constraint import Constraint, Grammar
@@ -45,9 +47,13 @@ class Engine:
         *,
         grammars: GrammarCompiler | None = None,
         emits_text: bool = True,
+        costs: StepCosts | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Without `emits_text` deltas have text only where stop strings end answers: who reads them writes it."""
+        """Without `emits_text` deltas have text only where stop strings end answers: who reads them writes it.
+
+        `costs`: of a step; with them K follows load and acceptance, without them it is the configuration's.
+        """
         self.config = config
         self._executor = executor
         self._decoder = token_decoder
@@ -56,7 +62,8 @@ class Engine:
         self._random = random.Random(config.seed)
         is_watched = config.speculative is not None and config.speculative.is_lossless
         self._watch = DraftWatch() if is_watched else None  # synthetic acceptance says nothing about the draft
-        self._scheduler = make_scheduler(config, executor, self._watch)
+        self._controller = SpeculationController(costs, config.num_speculative_tokens) if costs is not None else None
+        self._scheduler = make_scheduler(config, executor, self._watch, self._controller)
         self._grammars = GrammarQueue(grammars)
         self._siblings: dict[str, list[Sequence]] = {}  # held until the first answer's prompt is computed
         self._queued: dict[int, Sequence] = {}  # by seq_id: those that no step has had a row of yet
@@ -64,6 +71,7 @@ class Engine:
         self._next_seq_id = 0
         self._last_step_end: float | None = None  # None: there was nothing to do since
         self._stats = EngineStats()
+        self._stats.proposer = PROPOSERS[config.speculative.method] if config.speculative is not None else ""
         self._stats.speculation.synthetic = config.speculative is not None and not config.speculative.is_lossless
 
     # -- requests -------------------------------------------------------------------------------------
@@ -176,7 +184,11 @@ class Engine:
         self._stats.prefix_cache_queries = blocks.num_prefix_queries
         self._stats.prefix_cache_hits = blocks.num_prefix_hits
         self._stats.num_preemptions = scheduler.num_preemptions
-        if self._watch is not None:
+        if self._controller is not None:
+            choices = self._stats.choices = self._controller.counts
+            self._stats.speculation_off = self._controller.reason == "acceptance"
+            self._stats.num_speculation_switch_offs = choices.num_rests["acceptance"]
+        elif self._watch is not None:
             self._stats.speculation_off = self._watch.is_off
             self._stats.num_speculation_switch_offs = self._watch.num_switch_offs
         return self._stats
@@ -187,9 +199,12 @@ class Engine:
 
         return describe(self.config, self._executor)
 
-    def set_num_speculative_tokens(self, count: int) -> None:
-        """K of the steps to come: 0 drafts nothing, the configured K is the most."""
+    def set_num_speculative_tokens(self, count: int | None) -> None:
+        """K of the steps to come: 0 drafts nothing, the configured K is the most. None: as configured again."""
         most = self.config.num_speculative_tokens
+        if count is None:
+            self._scheduler.set_num_speculative_tokens(most, pinned=False)
+            return
         if not 0 <= count <= most:
             raise ConfigurationError(f"num_speculative_tokens={count}: this engine was made for 0 to {most}.")
         self._scheduler.set_num_speculative_tokens(count)
@@ -373,7 +388,12 @@ class Engine:
         self._last_step_end = ended if self._scheduler.has_unfinished() else None
 
 
-def make_scheduler(config: EngineConfig, executor: Executor, watch: DraftWatch | None = None) -> Scheduler:
+def make_scheduler(
+    config: EngineConfig,
+    executor: Executor,
+    watch: DraftWatch | None = None,
+    controller: SpeculationController | None = None,
+) -> Scheduler:
     """The scheduler and block manager that fit a configuration and the executor's memory plan."""
     draft = config.draft
     blocks = BlockManager(
@@ -390,6 +410,7 @@ def make_scheduler(config: EngineConfig, executor: Executor, watch: DraftWatch |
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         keep_history=config.speculative is not None and config.speculative.method == "ngram",
         watch=watch,
+        controller=controller,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from paceline.plan import StepPlan, StepResult
+from paceline.plan import StepPlan, StepResult, StepShapes
 from paceline.structured.constraint import Constraint
 
 
@@ -30,6 +30,10 @@ class Executor(Protocol):
 
     def describe(self) -> dict[str, str]:
         """The resolved memory plan, dtype and kernels, for the table printed at start."""
+        ...
+
+    def shapes(self) -> StepShapes:
+        """The steps that are captured, and the hardware."""
         ...
 
     def check_health(self) -> None: ...

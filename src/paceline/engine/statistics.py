@@ -10,6 +10,24 @@ import msgspec
 from paceline.sequence import SpeculationCounts
 
 
+class SpeculationChoices(msgspec.Struct):
+    """What the controller of the number of drafts decided, and what came of it. Counters, in decoding steps.
+
+    A reason to rest is "load" (an average request would draft if it had the machine to itself) or "acceptance" (it
+    would not even then).
+    """
+
+    steps_by_k: list[int] = []  # [k]: steps whose largest draft was k
+    expected_tokens: float = 0.0  # of the same steps as the seconds: their ratio is the expected speed
+    expected_seconds: float = 0.0
+    achieved_tokens: int = 0
+    achieved_seconds: float = 0.0  # on the device
+    rest_steps: dict[str, int] = msgspec.field(default_factory=lambda: {"load": 0, "acceptance": 0})
+    rest_seconds: dict[str, float] = msgspec.field(default_factory=lambda: {"load": 0.0, "acceptance": 0.0})
+    num_rests: dict[str, int] = msgspec.field(default_factory=lambda: {"load": 0, "acceptance": 0})
+    num_probes: int = 0  # times that a few rows drafted to see whether it would pay
+
+
 class EngineStats(msgspec.Struct, kw_only=True):
     # gauges
     num_running: int = 0
@@ -17,7 +35,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     kv_cache_usage: float = 0.0  # 0..1, blocks owned by sequences
     num_kv_blocks: int = 0  # that sequences may own: the null block is not counted
     num_speculative_tokens: int = 0  # K in use: drafts a row, the most of any in the last step that emitted
-    speculation_off: bool = False  # the drafts were degenerate, see engine/draft_watch.py
+    speculation_off: bool = False  # the drafts are of no use: engine/draft_watch.py, or a rest for "acceptance"
 
     # counters
     num_steps: int = 0
@@ -36,6 +54,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     draft_failures: int = 0  # sequences whose draft gave NaN and which went on without
     num_speculation_switch_offs: int = 0
     speculation: SpeculationCounts = msgspec.field(default_factory=SpeculationCounts)
+    proposer: str = ""  # what drafts: "draft", "ngram"; "": nothing
+    choices: SpeculationChoices | None = None  # None: K is fixed
 
     # seconds, summed over steps
     draft_seconds: float = 0.0
