@@ -64,7 +64,12 @@ def parse() -> argparse.Namespace:
 
 def measure(method: str, prompts: list[str], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Drafts and accepted drafts of every prompt at every temperature."""
-    config = {"model": DEFAULT_DRAFT, "num_speculative_tokens": options.k, "rejection_sample_method": method}
+    config = {
+        "model": DEFAULT_DRAFT,
+        "num_speculative_tokens": options.k,
+        "rejection_sample_method": method,
+        "adaptive": False,
+    }
     found = []
     with LLM(DEFAULT_MODEL, speculative_config=config) as llm:
         for temperature in options.temperatures:

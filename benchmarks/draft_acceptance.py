@@ -133,7 +133,7 @@ def main() -> None:
 
     common: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "enable_prefix_caching": False}
     key = "method" if args.draft == "ngram" else "model"
-    speculation = {key: args.draft, "num_speculative_tokens": args.num_speculative_tokens}
+    speculation = {key: args.draft, "num_speculative_tokens": args.num_speculative_tokens, "adaptive": False}
     draft = LLM(**common, max_num_seqs=8, speculative_config=speculation)
     prompts = encode(draft, choose(args.prompts, args.per_category))
     random.Random(0).shuffle(prompts)  # batches of mixed categories

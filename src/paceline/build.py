@@ -11,6 +11,8 @@ from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
 
 if TYPE_CHECKING:
+    from paceline.engine.interfaces import Executor
+    from paceline.engine.step_costs import StepCosts
     from paceline.tokenizer import Tokenizer
 
 
@@ -33,7 +35,19 @@ def assemble_engine(config: EngineConfig, tokenizer: Tokenizer | None, *, shared
     from paceline.worker.executor import make_executor
 
     if tokenizer is None:
-        return Engine(config, make_executor(config), None)
+        executor = make_executor(config)
+        return Engine(config, executor, None, costs=_costs(config, executor))
     store = GrammarStore(tokenizer, config.model.eos_token_ids)
     grammars = GrammarService(store, Sandbox() if shared else None)
-    return Engine(config, make_executor(config, store), tokenizer, grammars=grammars, emits_text=not shared)
+    executor = make_executor(config, store)
+    return Engine(config, executor, tokenizer, grammars=grammars, emits_text=not shared, costs=_costs(config, executor))
+
+
+def _costs(config: EngineConfig, executor: Executor) -> StepCosts | None:
+    """What steps cost here, if K is to follow it."""
+    from paceline.engine.cost_cache import step_costs
+    from paceline.hub.cache import paceline_home
+
+    if config.speculative is None or not config.speculative.adaptive:
+        return None
+    return step_costs(config, executor, paceline_home() / "costs")

@@ -64,6 +64,7 @@ class SpeculativeConfig:
     prompt_lookup_max: int = 4  # n-gram lengths tried, longest first
     prompt_lookup_min: int = 2
     acceptance: AcceptanceMethod = "rejection"
+    adaptive: bool = False  # K follows load and acceptance, up to num_speculative_tokens
     # Method synthetic: P(draft i kept | those before it kept), for i = 1, 2, ...; the last one goes on.
     synthetic_acceptance_rates: tuple[float, ...] = ()
 

@@ -175,6 +175,11 @@ class Sequence:
         return len(self.prompt_logprobs) < wanted
 
     @property
+    def has_own_seed(self) -> bool:
+        """The user wants this text again. It depends on K where tokens are drawn, so K must not wander."""
+        return self.params.seed is not None and not self.params.greedy
+
+    @property
     def num_remaining_tokens(self) -> int:
         """Tokens it may still emit."""
         return self.max_tokens - self.num_output_tokens

@@ -28,7 +28,8 @@ from unit.hub_fakes import TEMPLATE, byte_level_tokens
 from paceline import LLM, SamplingParams
 
 PROMPTS = ["Once upon a time", "héllo €", "a b a b a b a b", "x"]
-OPTIONS = {"dtype": "float32", "max_model_len": 200, "kv_cache_memory_bytes": 4_000_000, "num_speculative_tokens": 3}
+OPTIONS = {"dtype": "float32", "max_model_len": 200, "kv_cache_memory_bytes": 4_000_000}
+SPECULATIVE = {"num_speculative_tokens": 3, "adaptive": False}
 
 
 def write_tokenizer(path: Path) -> int:
@@ -58,7 +59,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def server(pair: tuple[str, str]) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI]]:
     options = [word for name, value in OPTIONS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    command = ["serve", pair[0], "--speculative-model", pair[1], "--served-model-name", "tiny", "--port", "0"]
+    speculative = json.dumps({"model": pair[1], **SPECULATIVE})
+    command = ["serve", pair[0], "--speculative-config", speculative, "--served-model-name", "tiny", "--port", "0"]
     process = subprocess.Popen(
         [sys.executable, "-m", "paceline.cli", *command, *options],
         stderr=subprocess.PIPE,
@@ -71,7 +73,7 @@ def server(pair: tuple[str, str]) -> Iterator[tuple[subprocess.Popen[str], opena
         line = process.stderr.readline()
         assert line, shown
         shown += line
-    assert "draft_model, K=3" in shown  # p41
+    assert "draft_model, K = 3" in shown  # p41
     url = shown.split(" on ")[-1].split()[0]
     yield process, openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
     engines = psutil.Process(process.pid).children(recursive=True)  # and what the engine has started
@@ -84,7 +86,7 @@ def server(pair: tuple[str, str]) -> Iterator[tuple[subprocess.Popen[str], opena
 def offline(pair: tuple[str, str]) -> Iterator[LLM]:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # on a busy machine, threads that wait for each other cost far more than they give
-    with LLM(pair[0], speculative_model=pair[1], **OPTIONS) as llm:
+    with LLM(pair[0], speculative_config={"model": pair[1], **SPECULATIVE}, **OPTIONS) as llm:
         yield llm
     torch.set_num_threads(num_threads)
 

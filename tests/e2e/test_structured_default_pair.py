@@ -57,7 +57,7 @@ def llm() -> Iterator[LLM]:
         dtype="float32",
         max_model_len=256,
         kv_cache_memory_bytes=100_000_000,
-        speculative_config={"model": DRAFT, "num_speculative_tokens": 4},
+        speculative_config={"model": DRAFT, "num_speculative_tokens": 4, "adaptive": False},
     ) as llm:
         yield llm
 

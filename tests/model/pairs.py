@@ -41,7 +41,7 @@ def make_llm(target: Path, speculative: dict[str, Any] | None = None, **argument
     return LLM(
         model=str(target),
         **{"dtype": "float32", "skip_tokenizer_init": True, "block_size": 4, "max_num_seqs": 8, **arguments},
-        **({"speculative_config": speculative} if speculative else {}),
+        **({"speculative_config": {"adaptive": False, **speculative}} if speculative else {}),
     )
 
 

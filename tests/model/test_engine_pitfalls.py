@@ -233,7 +233,8 @@ def test_p39_padded_vocabularies_are_masked(tmp_path: Path) -> None:
         folder = tmp_path / f"{target_rows}-{draft_rows}"
         target = add_tokenizer(pad_vocabulary(folder / "target", target_rows), 101)
         draft = add_tokenizer(pad_vocabulary(folder / "draft", draft_rows), 101)
-        with LLM(str(target), speculative_model=str(draft), dtype="float32") as llm:
+        speculative = {"model": str(draft), "adaptive": False}
+        with LLM(str(target), speculative_config=speculative, dtype="float32") as llm:
             for params in (GREEDY, SamplingParams(temperature=1.5, seed=1, max_tokens=30)):
                 for text in texts(llm, prompts(4), params):
                     assert text

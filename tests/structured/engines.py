@@ -16,8 +16,8 @@ from paceline.outputs import RequestOutput
 PADDED = 288  # more ids than the tokenizer has, as real models have
 SPECULATION: dict[str, dict[str, Any] | None] = {
     "plain": None,
-    "draft model": {"model": "draft", "num_speculative_tokens": 4},
-    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    "draft model": {"model": "draft", "num_speculative_tokens": 4, "adaptive": False},
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "adaptive": False},
 }
 
 

@@ -143,7 +143,9 @@ def test_paceline_drafts_with_it_as_well_as_the_report_would_say(finished: Finis
 
     with LLM(**arguments) as plain:
         expected = answers(plain)
-    with LLM(**arguments, speculative_config={"model": str(finished.out), "num_speculative_tokens": 4}) as llm:
+    with LLM(
+        **arguments, speculative_config={"model": str(finished.out), "num_speculative_tokens": 4, "adaptive": False}
+    ) as llm:
         assert answers(llm) == expected
         measured = llm.stats().speculation.mean_acceptance_length
     transcripts = [Transcript("all", tuple(ids), answer) for ids, answer in zip(prompts, expected, strict=True)]

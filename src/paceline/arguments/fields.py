@@ -49,7 +49,8 @@ class EngineArguments:
 class SpeculativeArguments:
     method: Literal["draft_model", "ngram"] | None = None
     model: str | None = None
-    num_speculative_tokens: int = 5
+    num_speculative_tokens: int = 5  # the most, if adaptive
+    adaptive: bool | None = None  # K follows load and acceptance; None: yes, unless acceptance is synthetic
     quantization: Literal["fp8"] | None = None  # of the draft; its own checkpoint's if not given
     quantize_lm_head: bool = False
     draft_tensor_parallel_size: int | None = None

@@ -286,6 +286,7 @@ def _speculative(arguments: SpeculativeArguments, draft: ModelConfig | None) -> 
         method=arguments.method,
         num_speculative_tokens=arguments.num_speculative_tokens,
         draft=draft,
+        adaptive=arguments.rejection_sample_method != "synthetic" if arguments.adaptive is None else arguments.adaptive,
         draft_tensor_parallel_size=arguments.draft_tensor_parallel_size or 1,
         prompt_lookup_max=longest,
         prompt_lookup_min=min(2, longest) if arguments.prompt_lookup_min is None else arguments.prompt_lookup_min,

@@ -147,7 +147,7 @@ def _arguments(models: Models, sweep: Sweep, target: Located, draft: Located | N
 
 
 def _speculative_config(models: Models, draft: Located | None, k: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"num_speculative_tokens": k, **models.speculative}
+    found: dict[str, Any] = {"num_speculative_tokens": k, "adaptive": False, **models.speculative}
     found |= {"method": "ngram"} if draft is None else {"model": draft.model}
     if models.acceptance is not None:
         found["rejection_sample_method"] = "synthetic"

@@ -33,7 +33,10 @@ def _speculation(config: EngineConfig) -> str:
     speculative = config.speculative
     if speculative is None:
         return "off"
-    text = f"{speculative.method}, K={speculative.num_speculative_tokens}"
+    k = speculative.num_speculative_tokens
+    text = f"{speculative.method}, K " + (
+        f"from 0 to {k}, by load and acceptance" if speculative.adaptive else f"= {k}"
+    )
     if speculative.method == "ngram":
         text += f", n-grams of {speculative.prompt_lookup_min} to {speculative.prompt_lookup_max} tokens"
     return f"{text}, {_acceptance(speculative)}"

@@ -28,12 +28,14 @@ class DraftingRow:
     most       drafts that it may have
     positions  that it attends to
     lag        tokens that the draft must read before it can go on, beyond the two that it always reads
+    is_fixed   it gets all of them, whatever that costs
     """
 
     seq_id: int
     most: int
     positions: int = 0
     lag: int = 0
+    is_fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,13 @@ def plain(rows: Seq[DraftingRow], costs: PaddedCosts | RaggedCosts, others: int 
 def padded_choices(
     rows: Seq[DraftingRow], survivals: Seq[Seq[float]], costs: PaddedCosts, most: int, *, lagging: bool = True
 ) -> dict[int, Choice]:
-    """By K, for every captured K from 0 to `most`. survivals[row][j-1] = S_j."""
+    """By K, for every captured K from what fixed rows need to `most`. survivals[row][j-1] = S_j."""
     positions = sum(row.positions for row in rows)
     lag = sum(row.lag for row in rows if row.most) if lagging else 0
     catching_up = costs.catch_up(lag) / HORIZON
     choices = {0: plain(rows, costs)}
     deepest = max((row.most for row in rows), default=0)
+    least = max((row.most for row in rows if row.is_fixed), default=0)
     tokens, place = float(len(rows)), 0
     for k in costs.draft_counts:
         if k == 0 or k > most or place >= deepest:
@@ -77,7 +80,7 @@ def padded_choices(
             place += 1
         seconds = costs.seconds(len(rows), k, positions) + catching_up
         choices[k] = Choice([min(k, row.most) for row in rows], tokens, seconds)
-    return choices
+    return {k: choice for k, choice in choices.items() if k >= least} or {max(choices): choices[max(choices)]}
 
 
 def best_ragged(
@@ -85,17 +88,18 @@ def best_ragged(
 ) -> Choice:
     """The best set of drafts; `plain` if no draft pays. `others`: tokens of rows that prefill in the same step."""
     entries = sorted(
-        ((survivals[index][place], -place, index) for index, row in enumerate(rows) for place in range(row.most)),
-        reverse=True,
+        (
+            (not row.is_fixed, -survivals[index][place], place, index)
+            for index, row in enumerate(rows)
+            for place in range(row.most)
+        )
     )
+    fixed = sum(row.most for row in rows if row.is_fixed)
     scan = _Scan(rows, costs, others, lagging=lagging, num_drafts=len(entries))
-    best = plain(rows, costs, others)
+    least = max((row.most for row in rows if row.is_fixed), default=0)
     deepest = max((row.most for row in rows), default=0)
-    for depth in range(1, deepest + 1):
-        found = scan.best(entries, depth)
-        if found.rate > best.rate:
-            best = found
-    return best
+    found = [scan.best(entries, depth, fixed) for depth in range(max(1, least), deepest + 1)]
+    return max([plain(rows, costs, others)] * (not fixed) + found, key=lambda choice: choice.rate)
 
 
 class _Scan:
@@ -114,15 +118,14 @@ class _Scan:
                 (costs.draft(2 + row.lag) - costs.draft(2)) / HORIZON if row.lag and row.most else 0.0 for row in rows
             ]
 
-    def best(self, entries: Seq[tuple[float, int, int]], depth: int) -> Choice:
-        """The best prefix of `entries` (S, -place, row), leaving out places from `depth` on."""
+    def best(self, entries: Seq[tuple[bool, float, int, int]], depth: int, fixed: int) -> Choice:
+        """The best prefix of `entries` (.., -S, place, row), leaving out places from `depth` on; at least `fixed`."""
         draft, verify, lag = self._draft, self._verify, self._lag
         active = [0] * depth
         tokens, drafting, taken = float(len(self._rows)), 0.0, 0
-        best_rate, best_taken, best = tokens / verify[0], 0, (tokens, verify[0])
+        best_rate, best_taken, best = 0.0 if fixed else tokens / verify[0], 0, (tokens, verify[0])
         order: list[int] = []
-        for survival, negative_place, row in entries:
-            place = -negative_place
+        for _, lost, place, row in entries:
             if place >= depth:
                 continue
             reads = 2 if place == 0 else 1
@@ -131,10 +134,10 @@ class _Scan:
                 drafting += lag[row]
             active[place] += 1
             taken += 1
-            tokens += survival
+            tokens -= lost  # -S
             order.append(row)
             seconds = verify[taken] + drafting
-            if tokens > best_rate * seconds:
+            if taken >= fixed and tokens > best_rate * seconds:
                 best_rate, best_taken, best = tokens / seconds, taken, (tokens, seconds)
         counts = [0] * len(self._rows)
         for row in order[:best_taken]:

@@ -174,7 +174,7 @@ class Scheduler:
             if before is not None and before.draft_chunk:
                 mark = max(mark, before.draft_start + len(before.draft_chunk))
             lag = max(0, sequence.num_tokens - 2 - mark)
-        return DraftingRow(sequence.seq_id, most, sequence.num_tokens, lag)
+        return DraftingRow(sequence.seq_id, most, sequence.num_tokens, lag, sequence.has_own_seed)
 
     @staticmethod
     def _decodes(sequence: Sequence) -> bool:
@@ -183,14 +183,14 @@ class Scheduler:
     def _wanted_drafts(self, sequence: Sequence) -> int:
         wanted = self._policy.wanted_drafts(sequence)
         if self._chooser is not None:
-            return min(wanted, self._chooser.drafts(sequence.seq_id))
+            return wanted if sequence.has_own_seed else min(wanted, self._chooser.drafts(sequence.seq_id))
         return wanted if self._watch is None or self._watch.allows_drafts else 0
 
     def _draft_reads_along(self, sequence: Sequence) -> bool:
         """Should the draft read what it lacks of a row that does not draft in this step?"""
-        if self._chooser is not None and not self._decodes(sequence):
-            return self._chooser.reads_along and self._policy.wanted_drafts(sequence) > 0
-        return self._wanted_drafts(sequence) > 0
+        if self._chooser is None or self._decodes(sequence):
+            return self._wanted_drafts(sequence) > 0
+        return (self._chooser.reads_along or sequence.has_own_seed) and self._policy.wanted_drafts(sequence) > 0
 
     # -- plan ahead -----------------------------------------------------------------------------------
 

@@ -108,6 +108,11 @@ class CapturedDecoder:
             f"K in {{{', '.join(map(str, self._draft_counts))}}}"
         )
 
+    @property
+    def shapes(self) -> tuple[list[int], list[int]]:
+        """Numbers of rows and of drafts that are captured."""
+        return list(self._sizes), list(self._draft_counts)
+
     # -- one step, seen from the host -----------------------------------------------------------------
 
     @property

@@ -48,7 +48,7 @@ class Mode:
 
     def speculative_config(self) -> dict[str, Any]:
         proposer = {"method": "ngram"} if self.draft is None else {"model": self.draft}
-        config: dict[str, Any] = {**proposer, "num_speculative_tokens": self.num_speculative_tokens}
+        config: dict[str, Any] = {**proposer, "num_speculative_tokens": self.num_speculative_tokens, "adaptive": False}
         if self.acceptance == "block":
             config["rejection_sample_method"] = "block"
         return config

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from paceline.config import EngineConfig
 from paceline.engine.interfaces import Executor
-from paceline.plan import StepPlan, StepResult
+from paceline.plan import StepPlan, StepResult, StepShapes
 from paceline.structured.store import GrammarStore
 from paceline.worker.worker import Worker
 
@@ -31,6 +31,9 @@ class InProcessExecutor:
 
     def describe(self) -> dict[str, str]:
         return self._worker.describe()
+
+    def shapes(self) -> StepShapes:
+        return self._worker.shapes()
 
     def check_health(self) -> None:
         """A worker in this thread is as healthy as its caller."""

@@ -24,7 +24,7 @@ from paceline.distributed.ranks import Ranks
 from paceline.distributed.world import MeetingPoint, World
 from paceline.engine import wire
 from paceline.errors import EngineDeadError
-from paceline.plan import StepPlan, StepResult
+from paceline.plan import StepPlan, StepResult, StepShapes
 from paceline.structured.store import GrammarStore
 from paceline.worker.draft_cost import DraftCost, draft_cost
 from paceline.worker.follower import DEFAULT_FACTORY
@@ -90,6 +90,9 @@ class ParallelExecutor:
         if cost is not None:
             table["memory: a position of KV"] = cost.words
         return table | {f"memory: rank {rank}": words for rank, words in enumerate(self._memory, 1)}
+
+    def shapes(self) -> StepShapes:
+        return self._worker.shapes()
 
     def check_health(self) -> None:
         self._ranks.check()

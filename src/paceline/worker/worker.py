@@ -14,7 +14,7 @@ import torch
 from paceline.config import EngineConfig
 from paceline.distributed.world import World
 from paceline.layers.restrictions import MaskProvider
-from paceline.plan import StepPlan, StepResult
+from paceline.plan import StepPlan, StepResult, StepShapes
 from paceline.runner.model_runner import ModelRunner
 from paceline.speculative.acceptance import make_acceptance
 from paceline.speculative.captured import CapturedDecoder
@@ -22,6 +22,7 @@ from paceline.speculative.decoder import SpeculativeDecoder
 from paceline.speculative.proposers import DraftModelProposer, NgramProposer, NoProposer, Proposer
 from paceline.structured.masks import GrammarMasks
 from paceline.structured.store import GrammarStore
+from paceline.worker.hardware import hardware_name
 from paceline.worker.memory_plan import DeviceMemory, MemoryPlan, plan_memory
 from paceline.worker.profile import MIN_BLOCKS, activation_bytes, largest_steps
 from paceline.worker.shared_masks import SharedMasks
@@ -84,6 +85,11 @@ class Worker:
     def is_done(self) -> bool:
         """`collect` would not wait."""
         return self._done is not None or self.captured is None or self.captured.is_done()
+
+    def shapes(self) -> StepShapes:
+        """What is captured, and the hardware."""
+        sizes, counts = self.captured.shapes if self.captured is not None else ([], [])
+        return StepShapes(sizes=sizes, draft_counts=counts, hardware=hardware_name(self._device))
 
     def describe(self) -> dict[str, str]:
         """What was decided while loading, for the table printed at start."""

@@ -1,0 +1,179 @@
+"""Calibration: how long steps take here, measured on the executor that will run them, before the first request.
+
+The plans are ordinary ones; what they write lies in blocks that nobody owns yet. Timings are those of the results: a
+GPU stamps its captured steps itself, a CPU's parts are timed by the worker.
+
+captured steps   every (rows, K), the median of a few runs; the price of a longer context from two contexts
+eager steps      a thin grid of rows and K, as far as SECONDS allow; what lies between and beyond is interpolated
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import count
+from statistics import median
+
+from paceline.config import EngineConfig
+from paceline.engine.interfaces import Executor
+from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts, StepCosts
+from paceline.plan import RowPlan, SamplingPlan, StepPlan, StepResult, StepTimings
+
+SECONDS = 5.0  # for eager steps
+_RUNS = 3
+_CONTEXT = 128  # positions of a row
+_MORE_CONTEXT = 1024
+_EAGER_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_FIRST_ID = 1 << 48  # of sequences that do not exist
+_LAG, _MORE_LAG = 16, 256
+
+
+def measure_costs(
+    config: EngineConfig, executor: Executor, *, clock: Callable[[], float] = time.perf_counter
+) -> StepCosts:
+    """Seconds by rows and K. The executor must be idle, its cache unused."""
+    shapes = executor.shapes()
+    bench = _Bench(config, executor, clock)
+    return _padded(bench, shapes.sizes, shapes.draft_counts) if shapes.sizes else _ragged(bench)
+
+
+class _Bench:
+    """Makes plans and runs them."""
+
+    def __init__(self, config: EngineConfig, executor: Executor, clock: Callable[[], float]) -> None:
+        self.most = config.num_speculative_tokens
+        self.max_rows = config.scheduler.max_num_seqs
+        self.clock = clock
+        self._budget = config.scheduler.max_num_batched_tokens
+        draft = config.draft
+        self._longest = min(config.model.max_model_len, draft.max_model_len if draft else config.model.max_model_len)
+        self._has_draft = draft is not None
+        self._executor = executor
+        self._steps = count(-1, -1)  # ids that no step of a scheduler has
+
+    def context(self, wanted: int) -> int:
+        """As far as the models' lengths and the cache go."""
+        room = (self._executor.num_blocks - 1) * self._executor.block_size
+        return max(2, min(wanted, self._longest - self.most - 1, room - self.most))
+
+    def fits(self, num_rows: int, k: int) -> bool:
+        return num_rows * (k + 1) <= self._budget
+
+    def time(self, num_rows: int, k: int, context: int, runs: int = _RUNS) -> StepTimings:
+        """Medians of the parts; one run more comes first and is not counted."""
+        plan = self._plan(num_rows, k, context)
+        timings = [self._run(plan).timings for _ in range(runs + 1)][1:]
+        return StepTimings(
+            median(t.draft for t in timings), median(t.verify for t in timings), median(t.accept for t in timings)
+        )
+
+    def seconds(self, num_rows: int, k: int, context: int, runs: int = _RUNS, *, lag: int = 0) -> float:
+        """Of a whole step; with a lag, whose step is eager, on the host's clock."""
+        if not lag:
+            return total(self.time(num_rows, k, context, runs))
+        plan = self._plan(num_rows, k, context, lag)
+        self._run(plan)
+        started = self.clock()
+        self._run(plan)
+        return self.clock() - started
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        self._executor.submit(plan)
+        return self._executor.collect()
+
+    def _plan(self, num_rows: int, k: int, context: int, lag: int = 0) -> StepPlan:
+        rows = [self._row(index, k, context, lag) for index in range(num_rows)]
+        return StepPlan(step_id=next(self._steps), rows=rows)
+
+    def _row(self, index: int, k: int, context: int, lag: int) -> RowPlan:
+        """A row that decodes. Odd ones sample, as half of the users do; equal tokens, so that an n-gram is found."""
+        size, blocks = self._executor.block_size, self._executor.num_blocks - 1
+        width = -(-(context + k) // size)
+        drafting = k > 0 and self._has_draft
+        mark = max(0, context - 2 - lag)
+        return RowPlan(
+            seq_id=_FIRST_ID + index,
+            block_table=[1 + (index * width + place) % blocks for place in range(width)],
+            start=context - 1,
+            token_ids=[1],
+            draft_start=mark if drafting else 0,
+            draft_chunk=[1] * (context - mark) if drafting else [],
+            num_draft_computed_tokens=mark,
+            num_draft_tokens=k,
+            num_output_tokens=1,
+            history=None if self._has_draft else [1] * context,
+            draft_limit=context + k,
+            sampling=SamplingPlan(temperature=float(index % 2), seed=index),
+        )
+
+
+def total(timings: StepTimings) -> float:
+    return timings.draft + timings.verify + timings.accept
+
+
+def _padded(bench: _Bench, sizes: list[int], draft_counts: list[int]) -> PaddedCosts:
+    context, more = bench.context(_CONTEXT), bench.context(_MORE_CONTEXT)
+    table = []
+    for size in sizes:
+        row = [bench.seconds(size, k, context) for k in draft_counts if bench.fits(size, k)]
+        table.append(row + [row[-1] * 1e3] * (len(draft_counts) - len(row)))  # never planned: over the budget
+    costs = PaddedCosts(sizes, draft_counts, table, context=float(context))
+    rows, k = min(sizes[-1], 32), next((k for k in draft_counts if k), 0)
+    if more > 2 * context:
+        plain = bench.seconds(rows, 0, more) - bench.seconds(rows, 0, context)
+        costs.target_position = max(0.0, plain / (rows * (more - context)))
+        if k:
+            drafting = bench.time(rows, k, more).draft - bench.time(rows, k, context).draft
+            costs.draft_position = max(0.0, drafting / (rows * k * (more - context)))
+    if k:
+        few, short, long = min(sizes[-1], 4), min(_LAG, context - 2), min(_MORE_LAG, more - 2)
+        caught_up = bench.seconds(few, k, more, lag=short)
+        costs.resume_seconds = max(0.0, caught_up - bench.seconds(few, k, more))
+        if long > short > 0:
+            late = bench.seconds(few, k, more, lag=long)
+            costs.resume_token = max(0.0, (late - caught_up) / (few * (long - short)))
+    return costs
+
+
+def _ragged(bench: _Bench) -> RaggedCosts:
+    context = bench.context(_CONTEXT)
+    verify: dict[tuple[int, int], float] = {}  # rows, K -> seconds
+    draft: list[tuple[float, float]] = []  # tokens read in a pass, seconds
+    deadline = bench.clock() + SECONDS
+    for rows in dict.fromkeys(min(rows, bench.max_rows) for rows in _EAGER_ROWS):
+        first = 0.0
+        for k in sorted({0, 1, bench.most}):
+            started = bench.clock()
+            if not bench.fits(rows, k) or (verify and started > deadline):
+                continue
+            timings = bench.time(rows, k, context, runs=_RUNS if started < deadline - SECONDS / 2 else 1)
+            verify[rows, k] = timings.verify + timings.accept
+            if k == 1:
+                first = timings.draft
+                draft.append((2.0 * rows, first))
+            elif k > 1 and first:
+                draft.append((float(rows), max(0.0, timings.draft - first) / (k - 1)))
+    row_seconds = _row_seconds(verify)
+    curve = Curve.through([(rows * (k + 1.0), value - rows * row_seconds) for (rows, k), value in verify.items()])
+    costs = RaggedCosts(_floored(curve), Curve.through(draft or [(1.0, 0.0)]), row_seconds, float(context))
+    more, rows = bench.context(_MORE_CONTEXT // 2), min(2, bench.max_rows)
+    if more > 2 * context and bench.fits(rows, 1) and bench.clock() < deadline:
+        near, far = bench.time(rows, 1, context), bench.time(rows, 1, more)
+        costs.target_position = max(0.0, (far.verify - near.verify) / (rows * (more - context)))
+        costs.draft_position = max(0.0, (far.draft - near.draft) / (rows * (more - context)))
+    return costs
+
+
+def _row_seconds(verify: dict[tuple[int, int], float]) -> float:
+    """What a row costs beside its tokens: steps of as many tokens in twice as many rows. Never negative."""
+    pairs = [
+        (value - verify[rows // 2, 1]) / (rows - rows // 2)
+        for (rows, k), value in verify.items()
+        if k == 0 and rows > 1 and rows % 2 == 0 and (rows // 2, 1) in verify
+    ]
+    return max(0.0, median(pairs)) if pairs else 0.0
+
+
+def _floored(curve: Curve) -> Curve:
+    """Above 0 everywhere: a rate is taken of it."""
+    return Curve(curve.sizes, [max(value, 1e-9) for value in curve.values])

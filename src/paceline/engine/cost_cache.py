@@ -1,0 +1,103 @@
+"""Tables of costs on disk: `$PACELINE_HOME/costs/<key>.json`, by hardware, models, shapes and version.
+
+A table that cannot be read is measured again; one that cannot be written is no reason to fail.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from importlib import metadata
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import msgspec
+
+from paceline.config import EngineConfig, ModelConfig
+from paceline.engine.calibration import measure_costs
+from paceline.engine.interfaces import Executor
+from paceline.engine.step_costs import StepCosts
+from paceline.plan import StepShapes
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1  # of the tables and of how they are measured
+
+
+class CostTable(msgspec.Struct):
+    """What a file holds."""
+
+    belongs_to: dict[str, object]
+    costs: StepCosts
+
+
+def step_costs(config: EngineConfig, executor: Executor, folder: Path, *, fresh: bool = False) -> StepCosts:
+    """Read from `folder`, or measured and kept there. `fresh`: measured in any case."""
+    belongs_to = identity(config, executor.shapes())
+    path = folder / f"{_key(belongs_to)}.json"
+    found = None if fresh else _read(path, belongs_to)
+    if found is not None:
+        return found
+    costs = measure_costs(config, executor)
+    _write(path, CostTable(belongs_to, costs))
+    return costs
+
+
+def identity(config: EngineConfig, shapes: StepShapes) -> dict[str, object]:
+    """Everything that a step's time depends on."""
+    speculative = config.speculative
+    return {
+        "format": FORMAT,
+        "version": _version(),
+        "hardware": shapes.hardware,
+        "target": _model(config.model),
+        "draft": _model(config.draft) if config.draft else None,
+        "method": speculative.method if speculative else None,
+        "acceptance": speculative.acceptance if speculative else None,
+        "ranks": [config.tensor_parallel_size, speculative.draft_tensor_parallel_size if speculative else 1],
+        "num_speculative_tokens": config.num_speculative_tokens,
+        "scheduler": [config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens],
+        "block_size": config.cache.block_size,
+        "captured": [shapes.sizes, shapes.draft_counts],
+    }
+
+
+def _model(model: ModelConfig) -> list[object]:
+    """The shape decides how long it takes, not the weights: config.json, and how it is held."""
+    try:
+        shape = hashlib.sha256((model.path / "config.json").read_bytes()).hexdigest()[:16]
+    except OSError:
+        shape = str(model.path)
+    formats = [model.dtype, model.quantization, model.quantize_lm_head, model.kv_cache_dtype, model.head_size]
+    return [model.name, shape, model.max_model_len, *formats]
+
+
+def _version() -> str:
+    try:
+        return metadata.version("paceline")
+    except metadata.PackageNotFoundError:
+        return "source"
+
+
+def _key(belongs_to: dict[str, object]) -> str:
+    return hashlib.sha256(msgspec.json.encode(belongs_to)).hexdigest()[:24]
+
+
+def _read(path: Path, belongs_to: dict[str, object]) -> StepCosts | None:
+    try:
+        table = msgspec.json.decode(path.read_bytes(), type=CostTable)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return table.costs if _key(table.belongs_to) == _key(belongs_to) else None
+
+
+def _write(path: Path, table: CostTable) -> None:
+    """Whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(table), indent=1))
+        os.replace(file.name, path)
+    except OSError as error:
+        logger.info("The table of costs was not kept: %s", error)
