@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from dataclasses import dataclass
+import threading
+import time
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +34,7 @@ class World:
     size: int = 1
     target: Group = ALONE
     draft: Group = ALONE
+    _aborting: list[threading.Thread] = field(default_factory=list, repr=False)
 
     @classmethod
     def connect(cls, port: int, rank: int, size: int, draft_size: int, device: torch.device) -> World:
@@ -48,10 +51,28 @@ class World:
         return cls(device, rank, size, target, draft)
 
     def abort(self) -> None:
-        """Let go of whoever waits for another rank; from any thread."""
+        """Let go of whoever waits for another rank; from any thread, and without waiting.
+
+        NCCL ends its kernels at once, but does not return before every captured graph that holds its communicator is
+        gone (`ncclCommAbort`), which is up to others.
+        """
+        if self._aborting:
+            return
         for group in {self.target, self.draft}:
-            with contextlib.suppress(Exception):  # best effort: the engine is dead already
-                group.abort()
+            thread = threading.Thread(target=_abort, args=(group,), name="paceline-abort", daemon=True)
+            self._aborting.append(thread)
+            thread.start()
+
+    def wait_until_aborted(self, seconds: float) -> None:
+        """For at most so long."""
+        deadline = time.monotonic() + seconds
+        for thread in self._aborting:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _abort(group: Group) -> None:
+    with contextlib.suppress(Exception):  # best effort: the engine is over already
+        group.abort()
 
 
 def _group(name: str, store: Any, rank: int, size: int, device: torch.device) -> Group:

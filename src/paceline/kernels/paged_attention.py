@@ -261,7 +261,10 @@ def paged_attention(
     if whole:  # enough rows to fill the card: nothing to put together
         attended = torch.empty((num_tokens, size), dtype=q.dtype, device=device)
         attend(None, None, None, None, attended)
-        return tuple(quantize_rows(attended)) if quantize else attended
+        if not quantize:
+            return attended
+        quantized = quantize_rows(attended)
+        return quantized.data, quantized.scale
     partial = torch.empty((num_tokens, num_heads, splits, head_dim), dtype=torch.float32, device=device)
     peaks, totals = torch.empty((2, num_tokens, num_heads, splits), dtype=torch.float32, device=device)
     finished = torch.empty(num_tokens, dtype=torch.int32, device=device)

@@ -54,6 +54,10 @@ class GraphCache(Generic[Result]):
         self.capture_seconds += time.perf_counter() - started
         self.capture_bytes += max(0, free_before - torch.cuda.mem_get_info(self._device)[0])
 
+    def clear(self) -> None:
+        """Give every graph back. The device must be idle, or what runs on it abandoned."""
+        self._functions.clear()
+
     def run(self, key: tuple[int, ...]) -> Result:
         """Launch; returns at once on a GPU. The result's tensors are overwritten by the next run of any key."""
         return self._functions[key]()

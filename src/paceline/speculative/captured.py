@@ -165,6 +165,11 @@ class CapturedDecoder:
         """Has the oldest step under way landed? Asks without waiting."""
         return not self._under_way or self._under_way[0].landing.is_done()
 
+    def release(self) -> None:
+        """Give the graphs back; no step may follow."""
+        self._under_way.clear()
+        self._graphs.clear()
+
     def run(self, plan: StepPlan) -> StepResult:
         self.submit(plan)
         return self.collect()

@@ -31,6 +31,7 @@ from paceline.worker.follower import DEFAULT_FACTORY
 from paceline.worker.worker import Worker
 
 CHECK_EVERY = 16  # steps
+_CLOSING_SECONDS = 5.0  # that a communicator may take to close; graphs that somebody still holds would keep it for good
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class ParallelExecutor:
         self._ranks.check()
 
     def shutdown(self) -> None:
+        self._running.stop_ranks()
+        self._worker.release()  # before the groups close: NCCL waits for the graphs that hold its communicators
         self._close()
 
     @property
@@ -165,7 +168,13 @@ class _Running:
     def wait_until_loaded(self) -> None:
         self.ranks.wait_for(messages.Loaded)
 
-    def close(self) -> None:
+    def stop_ranks(self) -> None:
+        """End the followers, and let go of whatever on the device waits for them."""
         self.ranks.close()
         if self._world is not None:
             self._world.abort()
+
+    def close(self) -> None:
+        self.stop_ranks()
+        if self._world is not None:
+            self._world.wait_until_aborted(_CLOSING_SECONDS)

@@ -78,6 +78,11 @@ class Worker:
         assert self.captured is not None
         return self.captured.collect()
 
+    def release(self) -> None:
+        """Give the captured graphs back; no step may follow."""
+        if self.captured is not None:
+            self.captured.release()
+
     def can_run_ahead(self) -> bool:
         """Only behind a captured step: what the next one must know of it stays on the device."""
         return self._done is None and self.captured is not None and self.captured.num_under_way == 1
