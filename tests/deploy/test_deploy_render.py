@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from deploy_cases import COMBINATIONS, Combination, crds_folder, one, rendered, server_pod
-from unit.server_fakes import fake_config
+from fastapi.testclient import TestClient
+from unit.server_fakes import FakeClient, FakeTokenizer, fake_config
 
 from paceline.deploy.check import builtin
 from paceline.deploy.check.crds import CrdSchemas
@@ -21,6 +22,7 @@ from paceline.deploy.render import render
 from paceline.deploy.values_file import load_values
 from paceline.deploy.write import as_stream, write_files
 from paceline.engine.statistics import EngineStats
+from paceline.server.app import create_app
 from paceline.server.metrics import Snapshot, render_metrics
 from paceline.server.telemetry.telemetry import Telemetry
 
@@ -93,6 +95,16 @@ def test_probes_grace_and_security(combination: Combination) -> None:
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert server["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert server["securityContext"]["allowPrivilegeEscalation"] is False
+
+
+@pytest.mark.parametrize("probe", ["startup", "readiness", "liveness"])
+def test_the_probes_ask_what_the_server_answers(probe: str) -> None:
+    _, container = server_pod(("smoke-cpu", "kserve", "paceline", False))
+    path = container[f"{probe}Probe"]["httpGet"]["path"]
+    client = TestClient(create_app(FakeClient(), ["fake"], FakeTokenizer(), fake_config()))
+    assert client.get(path).status_code == 200
+    monitor = one(rendered("smoke-cpu", "kserve", "paceline").manifests, "ServiceMonitor")
+    assert client.get(monitor["spec"]["endpoints"][0]["path"]).status_code == 200
 
 
 @every_combination

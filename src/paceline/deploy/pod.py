@@ -45,7 +45,7 @@ def environment(target: Target, server: ServerCommand) -> list[Json]:
     env: list[Json] = [{"name": name, "value": value} for name, value in literal.items()]
     key = target.values.secrets.api_key
     if key is not None:
-        name = "VLLM_API_KEY" if target.runtime == "vllm" else "PACELINE_API_KEY"
+        name = "VLLM_API_KEY" if target.runtime == "vllm" else "PACELINE_API_KEYS"
         env.append({"name": name, "valueFrom": {"secretKeyRef": {"name": key.name, "key": key.key}}})
     return env
 

@@ -79,20 +79,15 @@ def _in_words(problem: Mapping[str, Any], content: Mapping[str, Any]) -> str:
 
 def _keys_at(path: list[str]) -> list[str]:
     """The keys that the mapping at `path` may have."""
-    kind: Any = Values
+    kind: type[BaseModel] | None = Values
     for part in path:
-        if part.isdigit():
-            continue
-        kind = _model_of(kind.model_fields[part].annotation)
-    return list(kind.model_fields)
+        if kind is not None and not part.isdigit():  # the number of an entry in a list
+            kind = _model_of(kind.model_fields[part].annotation)
+    return list(kind.model_fields) if kind is not None else []
 
 
-def _model_of(annotation: Any) -> Any:
+def _model_of(annotation: Any) -> type[BaseModel] | None:
     """The model in `Model`, `Model | None` or `tuple[Model, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return (
-        next(found for part in get_args(annotation) if (found := _model_of(part)) is not None)
-        if get_args(annotation)
-        else None
-    )
+    return next((found for part in get_args(annotation) if (found := _model_of(part)) is not None), None)

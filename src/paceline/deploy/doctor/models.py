@@ -10,7 +10,10 @@ from paceline.deploy.doctor.findings import Finding, error, ok, warning
 from paceline.deploy.doctor.system import System
 
 _CHECK = "model"
-_PULL = "Has the download Job ended? kubectl logs job/NAME-download says; see storage.models of the values."
+_PULL = (
+    "Has the download Job ended? kubectl logs -l app.kubernetes.io/component=model-download says; see storage.models "
+    "of the values."
+)
 
 
 def model_findings(path: Path, system: System) -> list[Finding]:

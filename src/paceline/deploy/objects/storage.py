@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 from paceline.deploy import pod
 from paceline.deploy.pod import Json
 from paceline.deploy.target import DOWNLOAD, MODEL_MOUNT, Target
@@ -29,40 +32,46 @@ def _claim(target: Target, claim: Claim, name: str) -> Json:
 
 
 def download_job(target: Target) -> Json | None:
-    """Each model appears under its name when it is whole; run again, it finds what is there. None: nothing to fetch."""
+    """Each model appears under its name when it is whole; run again, it finds what is there. None: nothing to fetch.
+
+    A Job's template cannot be changed, so its name carries a digest of it: another image is another Job.
+    """
     values = target.values
     if not values.storage.models.download:
         return None
     sources = [("target", values.model.source, target.model_folder)]
     if values.draft is not None and target.draft_folder is not None:
         sources.append(("draft", values.draft.source, target.draft_folder))
+    template = {
+        "metadata": {"labels": target.labels(DOWNLOAD)},
+        "spec": {
+            "restartPolicy": "OnFailure",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": pod.pod_security(target),
+            **_placement(target),
+            "containers": [_download(target, *source) for source in sources],
+            "volumes": [
+                {"name": "models", "persistentVolumeClaim": {"claimName": target.models_claim}},
+                {"name": "home", "emptyDir": {"sizeLimit": "4Gi"}},
+                {"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}},
+            ],
+        },
+    }
+    digest = hashlib.sha256(json.dumps(template).encode()).hexdigest()[:8]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
-            "name": f"{target.name}-download",
+            "name": f"{target.name}-download-{digest}",
             "namespace": values.namespace,
             "labels": target.labels(DOWNLOAD),
         },
         "spec": {
             "backoffLimit": 6,
             "activeDeadlineSeconds": 6 * 3600,
-            "template": {
-                "metadata": {"labels": target.labels(DOWNLOAD)},
-                "spec": {
-                    "restartPolicy": "OnFailure",
-                    "automountServiceAccountToken": False,
-                    "enableServiceLinks": False,
-                    "securityContext": pod.pod_security(target),
-                    **_placement(target),
-                    "containers": [_download(target, *source) for source in sources],
-                    "volumes": [
-                        {"name": "models", "persistentVolumeClaim": {"claimName": target.models_claim}},
-                        {"name": "home", "emptyDir": {"sizeLimit": "4Gi"}},
-                        {"name": "tmp", "emptyDir": {"sizeLimit": "4Gi"}},
-                    ],
-                },
-            },
+            "ttlSecondsAfterFinished": 7 * 24 * 3600,
+            "template": template,
         },
     }
 
