@@ -216,6 +216,21 @@ def test_speculation_says_what_vllm_refuses_then() -> None:
 # What Paceline has no name for
 
 
+def test_nothing_is_fetched_when_something_is_wrong() -> None:
+    fetched: list[str] = []
+
+    def locate(name: str) -> str:
+        fetched.append(name)
+        return f"/models/{name}"
+
+    with pytest.raises(ConfigurationError):
+        translate(PAIR | {"max_model_len": "long"}, facts_of("0.32"), locate=locate)
+    assert fetched == []
+    made = translate(PAIR, facts_of("0.32"), locate=locate)
+    assert made.model == "/models/org/big"
+    assert made.draft_model() == "/models/org/small"
+
+
 def test_vllms_own_arguments_pass_under_their_names() -> None:
     made = command(
         model="m", pipeline_parallel_size=2, trust_remote_code=True, async_scheduling=False, hf_overrides={"a": [1]}

@@ -48,6 +48,7 @@ SAME = (
 )
 # Those that are written differently, or say something to Paceline alone.
 OTHERWISE = ("model", "device", "quantize_lm_head", "speculative_config")
+_PACELINES = frozenset(EngineArguments.__dataclass_fields__)
 # Paceline decides these: a second value in --vllm-args would contradict it.
 _OURS = frozenset({"model", "host", "port", "uds", "served-model-name", "api-key", "speculative-config"}) | {
     name.replace("_", "-") for name in SAME
@@ -70,49 +71,23 @@ def translate(
     """
     problems: list[str] = []
     notes: list[str] = []
-    own = set(EngineArguments.__dataclass_fields__)
     given = {name: value for name, value in arguments.items() if value is not None}
-    known = read_known({name: value for name, value in given.items() if name in own}, problems)
-    options: list[Option] = []
-    model = _model(known, problems)
-    _check_machine(known, facts, problems, notes)
-    for name in SAME:
-        if name in known:
-            options += _option(name, known[name])
-    speculative = speculative_config(
-        {**{name: value for name, value in given.items() if is_flat(name)}, **_nested(known)},
-        known.get("tensor_parallel_size", 1),
-        facts,
-        problems,
-        notes,
-    )
-    if speculative is not None:
-        options += _option("speculative_config", _located(speculative, locate))
-        notes.append("With speculation, vLLM refuses requests with min_p or logit_bias (400).")
-    others = {name: value for name, value in given.items() if name not in own and not is_flat(name)}
-    raw = read_raw(vllm_args, _OURS, facts, problems)  # the most explicit: stands against the same from elsewhere
-    written = {name for name, _ in raw}
-    options += [option for option in _foreign(others, facts, problems, notes) if option[0] not in written]
-    options += raw
-    options += _address(served_model_names, host, port)
+    known = read_known({name: value for name, value in given.items() if name in _PACELINES}, problems)
+    _check_model_and_machine(known, facts, problems)
+    shared = [option for name in SAME if name in known for option in _option(name, known[name])]
     problems += [_no_option(name, facts) for name in SAME if name in known and not facts.has_flag(_flag(name))]
-    _raise(problems)
-    return VllmCommand(model=locate(model), options=tuple(options), version=facts.version, notes=tuple(notes))
+    speculative = _speculative(given, known, facts, problems, notes)
+    more = _more(given, vllm_args, facts, problems, notes)
+    _raise(problems)  # before a model is fetched
+    speculation = _option("speculative_config", _located(speculative, locate)) if speculative else []
+    options = (*shared, *speculation, *more, *_address(served_model_names, host, port))
+    return VllmCommand(model=locate(known["model"]), options=options, version=facts.version, notes=tuple(notes))
 
 
-def _model(known: Mapping[str, Any], problems: list[str]) -> str:
+def _check_model_and_machine(known: Mapping[str, Any], facts: VllmFacts, problems: list[str]) -> None:
     if not known.get("model"):
         problems.append('Which model? Give model="<name, directory or repo id>".')
-    return str(known.get("model", ""))
-
-
-def _nested(known: Mapping[str, Any]) -> dict[str, Any]:
-    return {"speculative_config": known["speculative_config"]} if "speculative_config" in known else {}
-
-
-def _check_machine(known: Mapping[str, Any], facts: VllmFacts, problems: list[str], notes: list[str]) -> None:
-    """vLLM is built for one kind of device; there is nothing to pass."""
-    wanted = known.get("device", "auto")
+    wanted = known.get("device", "auto")  # vLLM is built for one kind of device; there is nothing to pass
     if facts.device is not None and wanted not in ("auto", facts.device):
         problems.append(
             f"device={wanted!r}: this vLLM ({facts.distribution} {facts.version}) runs on {facts.device!r}. Leave "
@@ -122,6 +97,32 @@ def _check_machine(known: Mapping[str, Any], facts: VllmFacts, problems: list[st
         problems.append(
             "quantize_lm_head is not possible with runtime vllm: vLLM keeps the head in the checkpoint's precision."
         )
+
+
+def _speculative(
+    given: Mapping[str, Any], known: Mapping[str, Any], facts: VllmFacts, problems: list[str], notes: list[str]
+) -> dict[str, Any] | None:
+    asked = {name: value for name, value in given.items() if is_flat(name)}
+    if "speculative_config" in known:
+        asked["speculative_config"] = known["speculative_config"]
+    config = speculative_config(asked, known.get("tensor_parallel_size", 1), facts, problems, notes)
+    if config is not None:
+        notes.append("With speculation, vLLM refuses requests with min_p or logit_bias (400).")
+    return config
+
+
+def _more(
+    given: Mapping[str, Any],
+    vllm_args: str | Sequence[str],
+    facts: VllmFacts,
+    problems: list[str],
+    notes: list[str],
+) -> list[Option]:
+    """What Paceline has no name for. Words in vLLM's own spelling stand against the same from elsewhere."""
+    others = {name: value for name, value in given.items() if name not in _PACELINES and not is_flat(name)}
+    raw = read_raw(vllm_args, _OURS, facts, problems)
+    written = {name for name, _ in raw}
+    return [*(option for option in _foreign(others, facts, problems, notes) if option[0] not in written), *raw]
 
 
 def _option(name: str, value: Any) -> list[Option]:
@@ -164,7 +165,7 @@ def _foreign(others: Mapping[str, Any], facts: VllmFacts, problems: list[str], n
 
 
 def _names(facts: VllmFacts) -> list[str]:
-    return [*EngineArguments.__dataclass_fields__, *FLAT, *(flag.replace("-", "_") for flag in facts.flags)]
+    return [*_PACELINES, *FLAT, *(flag.replace("-", "_") for flag in facts.flags)]
 
 
 def _address(names: Sequence[str], host: str | None, port: int | None) -> list[Option]:
