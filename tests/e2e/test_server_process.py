@@ -30,13 +30,16 @@ import socket
 import sys
 from server_fakes import FakeTokenizer, fake_config
 from paceline.arguments import Resolved
+from paceline.logs import LogOptions, set_up_logging
 from paceline.server.options import ServerOptions
 from paceline.server.serve import open_port, serve
 class Tokenizer(FakeTokenizer):
     def token_table(self):
         return {"longest": 0}
 resolved = Resolved(fake_config(sys.argv[1]), Tokenizer())
-options = ServerOptions(shutdown_grace_seconds=float(sys.argv[2]), stall_seconds=2.0)
+logs = LogOptions(level="warning")
+set_up_logging(logs)
+options = ServerOptions(shutdown_grace_seconds=float(sys.argv[2]), stall_seconds=2.0, logs=logs)
 announce = lambda table, url: print(url, flush=True)
 listener = socket.socket(fileno=int(sys.argv[3])) if sys.argv[3:] else open_port("127.0.0.1", 0)
 sys.exit(serve(resolved, listener, announce, options, factory="server_fakes:make_fake"))
@@ -209,6 +212,19 @@ def test_probes_are_answered_while_the_model_loads(tmp_path: Path) -> None:
         server = RunningServer(process)
         assert httpx.get(f"{url}/health/ready").status_code == 200
         assert chat(server, model="slow", max_tokens=2).choices[0].message.content == " w2 w3"
+
+
+def test_a_full_disk_for_the_log_costs_log_lines_only() -> None:
+    """/dev/full: every write fails with 'no space left on device', in both processes."""
+    with start(log=Path("/dev/full")) as process:
+        server = RunningServer(process)
+        assert chat(server, max_tokens=2).choices[0].message.content == " w2 w3"
+        with pytest.raises(openai.InternalServerError):
+            server.client.completions.create(model="fake", prompt=[99])  # logged as a warning
+        server.wait_for("log_lines_dropped_total", 1)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        process.terminate()  # 'Stopping.' cannot be said either
+        server.ended(status=0, within=15)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

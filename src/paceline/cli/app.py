@@ -10,6 +10,7 @@ import typer
 from paceline.cli.access_options import with_access_options
 from paceline.cli.bench import bench_app
 from paceline.cli.deploy import deploy_app
+from paceline.cli.log_options import with_log_options
 from paceline.cli.options import with_engine_options
 from paceline.cli.plan import plan
 
@@ -69,9 +70,11 @@ def _root(
 @app.command()
 @with_engine_options
 @with_access_options
+@with_log_options
 def serve(
     engine: dict[str, Any],
     access: dict[str, Any],
+    logs: dict[str, Any],
     model: ModelArgument = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 opens it to the network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
@@ -130,6 +133,7 @@ def serve(
         shutdown_grace_seconds=shutdown_grace,
         stall_seconds=stall_after,
         access=read_access_options(access, problems),
+        **logs,
     )
     vllm = choose_runtime(
         runtime, python=vllm_python, arguments=vllm_args, version=vllm_version, nodes=nodes, dry_run=dry_run

@@ -10,9 +10,12 @@ from typing import Any
 from paceline.arguments import check_runtime, resolve_arguments
 from paceline.cli.console import console, say, show_configuration, show_notes
 from paceline.cli.options import model_or_default_pair
-from paceline.errors import ConfigurationError
+from paceline.errors import ConfigurationError, PacelineError
+from paceline.logs import set_up_logging, tell
 from paceline.server.options import ServerOptions
 from paceline.server.serve import open_port, serve
+
+logger = logging.getLogger(__name__)
 
 
 def run_server(
@@ -24,13 +27,35 @@ def run_server(
     problems: Sequence[str] = (),
 ) -> int:
     """`problems` that are known already are told together with those of the engine's arguments."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    set_up_logging(options.logs)
+    if options.logs.format == "json":
+        return _run_for_machines(model, engine, host, port, options, problems)
     with open_port(host, port) as listener:
         resolved = resolve_arguments(model_or_default_pair(model, engine), progress=say, known_problems=problems)
         show_notes(resolved.notes)
         say(f"Loading {resolved.config.model.name} …")
         served = options.served_model_names or (resolved.config.model.name,)
         return serve(resolved, listener, lambda table, url: _announce(table, url, served), options)
+
+
+def _run_for_machines(
+    model: str | None, engine: dict[str, Any], host: str, port: int, options: ServerOptions, problems: Sequence[str]
+) -> int:
+    """The same, and everything that is said is a line of the JSON log, what cannot be done as well."""
+
+    def announce(table: dict[str, str], url: str) -> None:
+        tell("configuration", {"configuration": table})
+        tell("serving", {"url": url, "served_model_names": list(options.served_model_names)})
+
+    try:
+        with open_port(host, port) as listener:
+            resolved = resolve_arguments(model_or_default_pair(model, engine), progress=tell, known_problems=problems)
+            for note in resolved.notes:
+                tell(note)
+            return serve(resolved, listener, announce, options)
+    except PacelineError as error:
+        logger.error("%s", error)
+        return 2
 
 
 VllmServer = Callable[[str | None, dict[str, Any], str, int, ServerOptions], int]

@@ -33,6 +33,7 @@ from paceline.engine import wire
 from paceline.engine.core_process import DEFAULT_FACTORY
 from paceline.engine.statistics import EngineStats
 from paceline.errors import EngineDeadError, PacelineError
+from paceline.logs import LogOptions
 from paceline.sequence import EngineRequest, SequenceDelta
 
 STALL_SECONDS = 60.0  # without a report: a step of a healthy engine is far shorter
@@ -62,12 +63,19 @@ class AsyncEngine:
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, *, factory: str = DEFAULT_FACTORY, stall_seconds: float = STALL_SECONDS
+        cls,
+        config: EngineConfig,
+        *,
+        factory: str = DEFAULT_FACTORY,
+        stall_seconds: float = STALL_SECONDS,
+        logs: LogOptions | None = None,
     ) -> AsyncEngine:
+        logs = logs or LogOptions()
         home = _private_directory()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "paceline.engine.core_process", "--factory", factory),
             *("--commands", _endpoint(home, "commands"), "--reports", _endpoint(home, "reports")),
+            *("--log-format", logs.format, "--log-level", logs.level),
             stdin=asyncio.subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C in the terminal is the server's to handle
         )

@@ -30,6 +30,7 @@ from paceline.config import EngineConfig
 from paceline.engine import wire
 from paceline.engine.statistics import EngineStats
 from paceline.errors import InvalidRequestError, PacelineError
+from paceline.logs import LogOptions, set_up_logging
 from paceline.sequence import EngineRequest, SequenceDelta
 
 logger = logging.getLogger(__name__)
@@ -175,10 +176,12 @@ def main() -> int:
     for option in ("--commands", "--reports"):
         parser.add_argument(option, required=True)
     parser.add_argument("--factory", default=DEFAULT_FACTORY)
+    parser.add_argument("--log-format", default="text")
+    parser.add_argument("--log-level", default="info")
     options = parser.parse_args()
     for number in (signal.SIGINT, signal.SIGTERM):  # they reach whole groups; the parent decides, and ends us
         signal.signal(number, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    set_up_logging(LogOptions(format=options.log_format, level=options.log_level))
     config = wire.decode_config(sys.stdin.buffer.readline())
     end_with_parent(sys.stdin.fileno())
     return serve(config, load_factory(options.factory), options.commands, options.reports)

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 
 from paceline import __version__
 from paceline.config import EngineConfig
+from paceline.logs import num_dropped_lines
 from paceline.server.access.limits import Limits
 from paceline.server.access.middleware import Guard
 from paceline.server.access.options import AccessOptions
@@ -113,7 +114,9 @@ def _status_router(state: ServerState, live: LiveStatus) -> APIRouter:
     async def metrics() -> Response:
         """Prometheus' text format; docs/operations.md says what each metric means."""
         stats = await live.stats()
-        snapshot = Snapshot(stats, live.telemetry, state.config, state.names[0], state.engine.is_healthy)
+        snapshot = Snapshot(
+            stats, live.telemetry, state.config, state.names[0], state.engine.is_healthy, num_dropped_lines()
+        )
         return Response(render_metrics(snapshot), media_type=CONTENT_TYPE_LATEST)
 
     @router.get("/v1/paceline/status")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.logs import LogOptions
 from paceline.server.access.options import AccessOptions
 
 
@@ -15,3 +16,5 @@ class ServerOptions:
     shutdown_grace_seconds: float = 10.0  # for running requests after SIGTERM; then they get an error
     access: AccessOptions = field(default_factory=AccessOptions)
     stall_seconds: float = 60.0  # without progress of the engine, until /health is 503; longer than any step
+    logs: LogOptions = field(default_factory=LogOptions)
+    otlp_traces_endpoint: str | None = None  # where OpenTelemetry spans go; None: nowhere

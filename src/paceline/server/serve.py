@@ -15,7 +15,6 @@ import contextlib
 import logging
 import math
 import socket
-import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -26,11 +25,15 @@ from paceline.arguments import Resolved
 from paceline.engine.async_engine import AsyncEngine
 from paceline.engine.core_process import DEFAULT_FACTORY
 from paceline.errors import ConfigurationError, EngineDeadError
+from paceline.logs import tell
 from paceline.server.app import create_app
 from paceline.server.health import Gate
 from paceline.server.options import ServerOptions
 from paceline.server.requests import Requests
 from paceline.server.signals import Server, Stop
+from paceline.server.telemetry.request_log import RequestLog
+from paceline.server.telemetry.telemetry import Observer
+from paceline.server.telemetry.traces import Traces
 from paceline.server.text_client import TextClient
 from paceline.tokenizer import Tokenizer
 
@@ -93,6 +96,8 @@ class _Serving:
         self._announce = announce
         self._options = options
         self._factory = factory
+        endpoint, names = options.otlp_traces_endpoint, options.served_model_names
+        self._traces = Traces(endpoint, (*names, resolved.config.model.name)[0]) if endpoint else None
         self._gate = Gate()
         self._requests = Requests()
         self._hurry = asyncio.Event()  # end without waiting for anybody
@@ -113,7 +118,12 @@ class _Serving:
         stop = Stop()
         web = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         try:
-            start = AsyncEngine.start(self._config, factory=self._factory, stall_seconds=self._options.stall_seconds)
+            start = AsyncEngine.start(
+                self._config,
+                factory=self._factory,
+                stall_seconds=self._options.stall_seconds,
+                logs=self._options.logs,
+            )
             engine = await stop.unless_requested(start)
             if engine is None:
                 return 0
@@ -130,6 +140,7 @@ class _Serving:
         names = self._options.served_model_names or (self._config.model.name,)
         client, access = TextClient(engine, self._tokenizer), self._options.access
         app = create_app(client, names, self._tokenizer, self._config, self._requests, access=access)
+        app.state.live.telemetry.observers += self._observers(names[0])
         self._gate.open(app)
         sampling = asyncio.create_task(app.state.live.run())
         self._announce(await engine.describe(), _url(self._listener, self._options.access.scheme))
@@ -137,14 +148,21 @@ class _Serving:
         died = await stop.unless_requested(_finish_first(engine.wait_dead(), web))
         app.state.live.is_stopping = True
         if died is None:
-            say(_farewell(self._requests.num_running, self._options.shutdown_grace_seconds))
+            tell(_farewell(self._requests.num_running, self._options.shutdown_grace_seconds))
         elif not web.done():
             logger.error("%s The server ends in %.0f seconds.", await _cause_of_death(engine), DEAD_SECONDS)
             await stop.unless_requested(asyncio.sleep(DEAD_SECONDS))  # so that clients and probes see the 503
             self._hurry.set()
         await self._end_web(web)
         sampling.cancel()
+        if self._traces is not None:
+            self._traces.close()
         return 0 if died is None else 1
+
+    def _observers(self, model: str) -> list[Observer]:
+        prompts = self._tokenizer if self._options.logs.prompts else None
+        traces = [self._traces] if self._traces is not None else []
+        return [RequestLog(prompts), *traces]
 
     async def _end_web(self, web: asyncio.Task[None]) -> None:
         self._server.should_exit = True
@@ -179,11 +197,6 @@ def _farewell(num_running: int, grace_seconds: float) -> str:
         f"Stopping: finishing {num_running} running {requests}, at most {grace_seconds:g} s; "
         "press Ctrl-C again to stop at once."
     )
-
-
-def say(line: str) -> None:
-    """To the person at the console, beside the log."""
-    print(line, file=sys.stderr, flush=True)
 
 
 async def _finish_first(died: Coroutine[Any, Any, None], serving: asyncio.Task[None]) -> bool:
