@@ -564,10 +564,23 @@ def test_two_servers_of_any_kind(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "500 req/s" in capsys.readouterr().out
 
 
+def test_on_and_off_beside_a_server_that_cannot_choose(tmp_path: Path) -> None:
+    with canned_server(speculating) as (one, _), canned_server(without_counts) as (two, _):
+        status, out = run_serve(
+            tmp_path, "--url", f"a={one}", "--url", f"b={two}", "--speculation", "on,off", "--concurrency", "4"
+        )
+    assert status == 0
+    header = read_raw(out / "requests.jsonl").header
+    assert [arm.name for arm in header.arms] == ["a, speculation on", "a, speculation off", "b"]
+    assert header.baseline == "a, speculation off"
+    assert any("measured as it is" in note for note in header.notes)
+
+
 @pytest.mark.parametrize(
     ("reply", "arguments", "said"),
     [
         (lambda path, body: [plain("401 No", {})], (), "--api-key-env"),
+        (lambda path, body: [plain("503 Wait", {"error": "loading"})], (), "is not ready"),
         (lambda path, body: [plain("200 OK", {"data": []})], (), "serves no model"),
         (lambda path, body: [plain("200 OK", {})], (), "no list of models"),
         (without_counts, ("--speculation", "on,off"), "does not speculate"),

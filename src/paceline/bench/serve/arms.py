@@ -82,17 +82,18 @@ async def open_arms(
     words = list(options.speculation)
     if not words and len(servers) == 1 and servers[0].speculates_by_request:
         words = ["on", "0"]
-    if words:
-        for server in servers:
-            if any(word != "on" for word in words) and not server.speculates_by_request:
-                raise ConfigurationError(
-                    f"--speculation {','.join(words)}: {server.url} does not speculate, or does not let a request say "
-                    "how much. Give it a draft, or compare two servers: --url with=… --url without=…"
-                )
+    if any(word != "on" for word in words) and not any(server.speculates_by_request for server in servers):
+        raise ConfigurationError(
+            f"--speculation {','.join(words)}: {servers[0].url} does not speculate, or does not let a request say how "
+            "much. Give it a draft, or compare two servers: --url with=… --url without=…"
+        )
     arms = []
     for server in servers:
-        for word in words or [AS_IT_IS]:
-            arms.append(_arm(server, word, options, count_tokens, several=len(servers) > 1, shares=len(words) > 1))
+        own = words if words and server.speculates_by_request else [AS_IT_IS]
+        if words and own == [AS_IT_IS]:
+            notes.append(f"{server.name}: requests cannot choose speculation there; it is measured as it is.")
+        for word in own:
+            arms.append(_arm(server, word, options, count_tokens, several=len(servers) > 1, shares=len(own) > 1))
     names = [arm.info.name for arm in arms]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"Two arms have the same name: {', '.join(names)}.")
@@ -253,19 +254,22 @@ class _Probe:
 
 
 async def _only_model(control: httpx.AsyncClient) -> str:
-    where = f"{control.base_url}v1/models"
+    root = str(control.base_url).rstrip("/")
+    where = f"{root}/v1/models"
     try:
         response = await control.get("/v1/models")
     except httpx.HTTPError as error:
-        raise PacelineError(f"{control.base_url} does not answer ({error}). Is a server running there?") from None
+        raise PacelineError(f"{root} does not answer ({error}). Is a server running there?") from None
     if response.status_code in (401, 403):
         raise ConfigurationError(f"{where} answered {response.status_code}: it wants a key. See --api-key-env.")
+    if response.status_code == 503:
+        raise PacelineError(f"{root} is not ready: {response.text[:200]} Try again once it has loaded.")
     try:
         names = [str(entry["id"]) for entry in response.json()["data"]]
     except (ValueError, KeyError, TypeError):
         raise PacelineError(f"{where} answered {response.status_code}, and no list of models: give --model.") from None
     if not names:
-        raise PacelineError(f"{control.base_url} serves no model.")
+        raise PacelineError(f"{root} serves no model.")
     return names[0]
 
 

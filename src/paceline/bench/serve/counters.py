@@ -46,7 +46,9 @@ class Counters:
 
 def parse_counters(text: str) -> Counters:
     """Sums over labels other than the position: a server may have several engines."""
-    server, values, positions = "", {}, dict[int, float]()
+    server = ""
+    values: dict[str, float] = {}
+    positions: dict[int, float] = {}
     for family in text_string_to_metric_families(text):
         prefix, colon, name = family.name.removesuffix("_total").partition(":")
         if not colon or prefix not in PREFIXES:

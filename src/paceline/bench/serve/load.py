@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
-Send = Callable[[int], Awaitable[None]]  # number of the job
-SendLate = Callable[[int, float], Awaitable[None]]  # and how many seconds late it starts
+Send = Callable[[int], Coroutine[Any, Any, None]]  # number of the job
+SendLate = Callable[[int, float], Coroutine[Any, Any, None]]  # and how many seconds late it starts
 
 
 async def closed_loop(users: int, num_jobs: int, send: Send) -> None:

@@ -123,10 +123,10 @@ def _from_sharegpt(path: Path, rows: Any) -> list[Parts]:
         raise ConfigurationError(f"{path}: ShareGPT's form is a list of {{'conversations': [...]}}.")
     found: list[Parts] = []
     for row in rows:
-        said = row.get("conversations", row.get("conversation", [])) if isinstance(row, dict) else []
+        said = row.get("conversations") or row.get("conversation") if isinstance(row, dict) else None
         turns = tuple(
             str(part["value"])
-            for part in said
+            for part in said or ()
             if isinstance(part, dict) and part.get("from") in _HUMAN and part.get("value")
         )
         if turns:

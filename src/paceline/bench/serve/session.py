@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -52,13 +52,14 @@ def run(options: ServeOptions, raw: Path, watcher: Watcher, api_key: str | None)
         runner.run(_run(options, raw, watcher, api_key))
 
 
-def fast_loop():  # type: ignore[no-untyped-def]
+def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop's where it is installed: half the time for each chunk."""
     try:
         import uvloop
     except ImportError:
         return None
-    return uvloop.new_event_loop
+    make: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return make
 
 
 async def _run(options: ServeOptions, raw: Path, watcher: Watcher, api_key: str | None) -> None:

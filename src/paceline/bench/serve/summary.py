@@ -153,7 +153,9 @@ def _add_acceptance(case: Case, records: Sequence[Record], spans: Sequence[CaseS
     else:
         counted = [
             Counts(
-                *(int(span.counters.get(name, 0)) for name in ("drafts", "draft_tokens", "accepted_tokens")),
+                int(span.counters.get("drafts", 0)),
+                int(span.counters.get("draft_tokens", 0)),
+                int(span.counters.get("accepted_tokens", 0)),
                 [int(count) for count in span.accepted_per_position],
             )
             for span in spans
