@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 from common import record
 
 from paceline.bench.serve.ask import Listener, now_ns
 from paceline.bench.serve.counting import UsageTally
 from paceline.bench.serve.http_stream import StreamClient, server_url
-from paceline.bench.serve.session import fast_loop
 
 _SENT = re.compile(rb'"sent_ns":(\d+)')
 _PATH = "/v1/chat/completions"
@@ -140,7 +140,7 @@ def measure(client: str, clock: str, options: argparse.Namespace) -> dict[str, A
     try:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
-        with asyncio.Runner(loop_factory=fast_loop()) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             found = runner.run(load(CLIENTS[client](url), options.streams, tokens))
     finally:
         server.terminate()

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
+
+import uvloop
 
 from paceline.bench.environment import environment
 from paceline.bench.serve.arms import Arm, baseline_of, open_arms
@@ -48,18 +50,8 @@ def interleaved(arms: Sequence[Arm], round_number: int) -> list[Arm]:
 
 def run(options: ServeOptions, raw: Path, watcher: Watcher, api_key: str | None) -> None:
     """Writes `raw`. Raises PacelineError and KeyboardInterrupt; complete cases are in the file either way."""
-    with asyncio.Runner(loop_factory=fast_loop()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(options, raw, watcher, api_key))
-
-
-def fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed: half the time for each chunk."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    make: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return make
 
 
 async def _run(options: ServeOptions, raw: Path, watcher: Watcher, api_key: str | None) -> None:
