@@ -23,6 +23,8 @@ FORBIDDEN = {
     "speculative": ("paceline.engine", "paceline.worker", "paceline.server", "paceline.sequence"),
     "structured": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server",
                    "paceline.models", "paceline.layers", "paceline.sequence"),
+    "distributed": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server",
+                    "paceline.models", "paceline.layers", "paceline.kernels", "paceline.structured"),
     "worker": ("paceline.engine.engine", "paceline.engine.scheduler", "paceline.engine.block_manager",
                "paceline.server", "paceline.llm"),
     "server": ("torch", "paceline.runner", "paceline.speculative", "paceline.models", "paceline.worker"),

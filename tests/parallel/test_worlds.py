@@ -29,7 +29,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def speculative(pair: tuple[Path, Path], **more: Any) -> dict[str, Any]:
-    return {"model": str(pair[1]), "num_speculative_tokens": K, **more}
+    return {"model": str(pair[1]), "num_speculative_tokens": K, "adaptive": False, **more}
 
 
 def requests() -> tuple[list[list[int]], list[SamplingParams]]:

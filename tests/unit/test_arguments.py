@@ -180,7 +180,8 @@ def test_refusals(target: str, arguments: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"tensor_parallel_size": 4}, "this machine has 1 GPU."),
+        ({"tensor_parallel_size": 4}, "this machine has 1 GPU. Paceline splits a model over the GPUs of one machine"),
+        ({"tensor_parallel_size": 4}, "past one machine, serve with vLLM from the same arguments: runtime='vllm'"),
         ({"quantization": "awq"}, "expected one of fp8"),
         ({"quantize_lm_head": True}, "is not FP8; add quantization='fp8'"),
         ({"speculative_config": {"method": "ngram", "quantization": "fp8"}}, "belong to a draft model"),
@@ -189,6 +190,32 @@ def test_refusals(target: str, arguments: dict[str, Any], words: str) -> None:
 )
 def test_refusals_on_a_gpu(target: str, arguments: dict[str, Any], words: str) -> None:
     assert words in refusal(GPU, model=target, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("size", "draft_size", "words"),
+    [
+        (3, 1, "tensor_parallel_size=3 cannot be used: it must be one of 1, 2, 4, 8"),
+        (16, 1, "this machine has 8 GPUs. Paceline splits a model over the GPUs of one machine; past one machine"),
+        (0, 1, "tensor_parallel_size=0 cannot be used"),
+        (4, 3, "draft_tensor_parallel_size=3 cannot be used with tensor_parallel_size=4"),
+        (2, 4, "draft_tensor_parallel_size=4 cannot be used with tensor_parallel_size=2"),
+        (2, 0, "draft_tensor_parallel_size=0 cannot be used"),
+        (8, 1, "tensor_parallel_size=8 is not possible for"),  # of the tiny target
+        (8, 8, "draft_tensor_parallel_size=8 is not possible for"),
+    ],
+)
+def test_sizes_that_cannot_be(target: str, draft: str, size: int, draft_size: int, words: str) -> None:
+    speculative = {"model": draft, "draft_tensor_parallel_size": draft_size}
+    message = refusal(Machine(num_gpus=8), model=target, tensor_parallel_size=size, speculative_config=speculative)
+    assert words in message
+
+
+def test_ranks_on_a_cpu_are_for_those_who_ask_for_it(target: str) -> None:
+    resolved = resolve(model=target, tensor_parallel_size=2, device="cpu")
+    assert resolved.config.tensor_parallel_size == 2
+    assert "nothing is faster" in resolved.notes[0]
+    assert "device='cpu' runs the ranks as processes" in refusal(model=target, tensor_parallel_size=2)
 
 
 def test_enforce_eager_costs_on_a_gpu(target: str) -> None:
