@@ -222,6 +222,11 @@ def test_requests_go_through_with_our_key_instead_of_the_clients() -> None:
             assert echoed.json()["echo"]["prompt"] == text
             refused = await client.post("/v1/completions", json={"temperature": 99})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temperature")
+            for name in ("guided_json", "speculation"):
+                ignored = await client.post("/v1/completions", json={name: {"a": 1}})
+                assert (ignored.status_code, ignored.json()["error"]["param"]) == (400, name)
+                allowed = await client.post("/v1/completions", json={name: None, "prompt": f"what is {name}?"})
+                assert allowed.status_code == 200
             huge = await client.post("/v1/completions", content=b" " * (33 * 2**20))
             assert huge.status_code == 413
 

@@ -5,6 +5,7 @@ Contract
 - /metrics is vLLM's own text and the same again under `paceline:`, so that dashboards and alerts fit both runtimes.
 - Keys, limits and TLS are those of Paceline's own server (`server/access/`).
 - A client that hangs up ends its request in vLLM. Nothing is buffered on the way back.
+- Fields that vLLM would ignore without a word are refused (`ignored.py`).
 - vLLM cannot be reached: 503 with OpenAI's error body; in the middle of a stream, an event with it, then [DONE].
 """
 
@@ -17,7 +18,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline import __version__
-from paceline.errors import EngineDeadError
+from paceline.errors import EngineDeadError, InvalidRequestError
+from paceline.runtimes.vllm.ignored import refuse_ignored
 from paceline.runtimes.vllm.metrics import with_paceline_names
 from paceline.runtimes.vllm.watch import Watch
 from paceline.server.access.limits import Limits
@@ -101,11 +103,18 @@ class _Proxy:
         await Response(body, media_type=_METRICS_TYPE)(scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await _body(receive)
+        try:
+            refuse_ignored(scope["path"], body)
+        except InvalidRequestError as error:
+            status, told = error_body(error)
+            await json_response(told, status)(scope, receive, send)
+            return
         request = self._client.build_request(
             scope["method"],
             httpx.URL(self._client.base_url, raw_path=_raw_path(scope)),
             headers=_forwarded(scope["headers"], self._key),
-            content=await _body(receive),
+            content=body,
         )
         answer = _Answer(send)
         try:
