@@ -33,7 +33,7 @@ case $VLLM_SPECULATION in
   none) config=() ;;
   *) echo "VLLM_SPECULATION is draft, ngram or none." >&2; exit 2 ;;
 esac
-"$VLLM_PYTHON" -m vllm.entrypoints.openai.api_server --model "$TARGET" --served-model-name smollm2-135m-instruct \
+VLLM_CPU_NUM_OF_RESERVED_CPU=0 "$VLLM_PYTHON" -m vllm.entrypoints.openai.api_server --model "$TARGET" --served-model-name smollm2-135m-instruct \
   --dtype "$DTYPE" --max-model-len $LENGTH --gpu-memory-utilization 0.25 --host 127.0.0.1 --port $((PORT + 1)) \
   "${config[@]}" > "$LOGS/vllm.log" 2>&1 &
 servers+=($!)

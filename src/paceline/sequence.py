@@ -83,6 +83,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     sampling_params: SamplingParams
     arrival_time: float = 0.0
     priority: int = 0  # lower is served earlier
+    cache_salt: str = ""  # the prefix cache is shared among requests of one salt alone
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -134,6 +135,7 @@ class Sequence:
     eos_token_ids: frozenset[int]
     max_tokens: int  # resolved: never None, never past max_model_len
     priority: int = 0  # lower leaves the waiting queue earlier
+    cache_salt: str = ""  # which part of the prefix cache is this one's
     token_ids: list[int] = field(default_factory=list)  # committed: prompt, then output
     status: SequenceStatus = SequenceStatus.WAITING
     block_table: list[int] = field(default_factory=list)

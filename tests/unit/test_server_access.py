@@ -290,6 +290,18 @@ def test_priority_reaches_the_engine() -> None:
     assert refused(made.complete(priority="high"))["param"] == "priority"
 
 
+def test_cache_salt_reaches_the_engine() -> None:
+    made = guarded()
+    seen = []
+    add = made.engine.engine.add_request
+    made.engine.engine.add_request = lambda request: (seen.append(request.cache_salt), add(request))  # type: ignore[method-assign,assignment,func-returns-value]
+    made.complete(cache_salt="tenant 1")
+    made.chat(cache_salt="tenant 2")
+    made.chat()
+    assert seen == ["tenant 1", "tenant 2", ""]
+    assert refused(made.chat(cache_salt=""))["param"] == "cache_salt"
+
+
 # Browsers
 
 

@@ -6,9 +6,9 @@ Contract
 - reserve gives a sequence blocks; publish offers its full blocks to the prefix cache; match_prefix finds
   published blocks; release takes a sequence's blocks back. Nothing else changes a block table.
 - A block is published only when it is full of committed tokens below the target's watermark; its key is
-  the hash of every token up to its end, so equal keys mean equal KV. A published block also records
-  whether the draft's KV is valid: a hit restores each watermark only as far as its own pool goes, and a
-  draft that was at rest (max_tokens=1, K=0 under load) costs the prefix cache nothing.
+  the hash of its request's salt and of every token up to its end, so equal keys mean equal KV. A published
+  block also records whether the draft's KV is valid: a hit restores each watermark only as far as its own
+  pool goes, and a draft that was at rest (max_tokens=1, K=0 under load) costs the prefix cache nothing.
 - A block with no owner stays findable until it is needed for something else; the one unused for longest
   goes first, and within a sequence the tail goes before the head.
 
@@ -49,6 +49,11 @@ class _Chain:
     keys: list[bytes] = field(default_factory=list)
     num_published: int = 0
     num_draft_published: int = 0
+
+
+def _root(salt: str) -> bytes:
+    """What the first block's key starts from: with another salt, every key of a prompt is another one."""
+    return hashlib.blake2b(salt.encode(), digest_size=16, person=b"salt").digest() if salt else b""
 
 
 def _key(parent: bytes, token_ids: list[int]) -> bytes:
@@ -186,7 +191,7 @@ class BlockManager:
         keys = self._chain(sequence).keys
         while len(keys) <= index:
             start = len(keys) * self.block_size
-            parent = keys[-1] if keys else b""
+            parent = keys[-1] if keys else _root(sequence.cache_salt)
             keys.append(_key(parent, sequence.token_ids[start : start + self.block_size]))
         return keys[index]
 

@@ -301,6 +301,7 @@ class Engine:
             eos_token_ids=frozenset(eos),
             max_tokens=max_tokens,
             priority=request.priority,
+            cache_salt=request.cache_salt,
             text=self._text_stream(params),
             speculation=SpeculationCounts(synthetic=self._stats.speculation.synthetic),
         )

@@ -41,7 +41,9 @@ def chat_router(state: ServerState) -> APIRouter:
         try:
             tokenised = state.chat_prompt(body.messages, body.template_arguments(), plan)
             prompt = await while_connected(request.receive, state.requests, tokenised)
-            generation = state.generation(request.scope, answer.name, [prompt], params, priority=body.priority)
+            generation = state.generation(
+                request.scope, answer.name, [prompt], params, priority=body.priority, cache_salt=body.cache_salt
+            )
             if body.stream:
                 return await open_stream(request, state.requests, answer.events(generation))
             return json_response(await while_connected(request.receive, state.requests, answer.complete(generation)))

@@ -32,7 +32,13 @@ def completions_router(state: ServerState) -> APIRouter:
         prompts = await while_connected(request.receive, state.requests, _token_ids(state, body, params.n))
         answer = _TextAnswer(state, body)
         generation = state.generation(
-            request.scope, answer.name, prompts, params, priority=body.priority, only_prompt=body.only_prompt
+            request.scope,
+            answer.name,
+            prompts,
+            params,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            only_prompt=body.only_prompt,
         )
         if body.stream:
             return await open_stream(request, state.requests, answer.events(generation))

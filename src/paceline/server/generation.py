@@ -53,6 +53,7 @@ class Generation:
         *,
         only_prompt: bool = False,
         priority: int = 0,
+        cache_salt: str = "",
         deadline: float | None = None,
     ) -> None:
         """`only_prompt`: what is generated is thrown away; the prompt's log-probabilities are all that is wanted.
@@ -70,6 +71,7 @@ class Generation:
                 sampling_params=params,
                 arrival_time=time.time(),
                 priority=priority,
+                cache_salt=cache_salt,
             )
             for number, prompt in enumerate(prompts)
         ]

@@ -64,6 +64,9 @@ class GenerationRequest(Body):
     speculation: Any = None  # how many drafts, of what: checked in request_speculation.py, which words its own errors
     return_token_ids: bool | None = None
     priority: Int | None = Field(None, description="Lower is served earlier; 0 if not given.")
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=256, description="Cached prefixes are shared among requests of one salt alone."
+    )
     # What the answer must be; the shapes are checked in structured/params.py, which words its own errors.
     response_format: Any = None
     structured_outputs: Any = None

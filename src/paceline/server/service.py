@@ -62,6 +62,7 @@ class ServerState:
         params: SamplingParams,
         *,
         priority: int | None = None,
+        cache_salt: str | None = None,
         only_prompt: bool = False,
     ) -> Generation:
         """Work for the engine, if the limits have room for it. Raises InvalidRequestError, TooManyRequestsError."""
@@ -77,6 +78,7 @@ class ServerState:
             params,
             only_prompt=only_prompt,
             priority=priority or 0,
+            cache_salt=cache_salt or "",
             deadline=self.limits.deadline(ticket),
         )
 
