@@ -53,6 +53,18 @@ _SPECULATION = {
     "spec_decode_num_draft_tokens": ("num_draft_tokens", "Draft tokens proposed."),
     "spec_decode_num_accepted_tokens": ("num_accepted_tokens", "Draft tokens accepted."),
 }
+_CHOICES = {
+    "expected_tokens": "Tokens that the controller of K expected of its decode steps.",
+    "expected_seconds": "Seconds that it expected of them: the ratio is the speed expected.",
+    "achieved_tokens": "Tokens that these steps brought.",
+    "achieved_seconds": "Seconds that they took on the device.",
+}
+_PROBES = "Times that a few rows drafted during a rest, to see whether drafting would pay."
+_RESTS = {
+    "rests": "Times that drafting was stopped: 'load', or 'acceptance' if drafts would not pay at any load.",
+    "rest_steps": "Decode steps in which drafting rested, by reason.",
+    "rest_seconds": "Seconds in which drafting rested, by reason.",
+}
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("time_to_first_token", "From the request's arrival to its first token."),
     "inter_token_latency_seconds": ("inter_token_latency", "Between two tokens; a pass's tokens share its time."),
@@ -84,6 +96,7 @@ class _Families(Collector):
     def collect(self) -> Iterable[Metric]:
         yield from self._engine_gauges()
         yield from self._engine_counters()
+        yield from self._choices()
         yield from self._api_counters()
         yield from self._histograms()
 
@@ -124,6 +137,24 @@ class _Families(Collector):
             {(reason,): getattr(stats, f"finished_{reason}") for reason in _REASONS},
             "finished_reason",
         )
+
+    def _choices(self) -> Iterator[Metric]:
+        """What the controller of K decided; nothing where K is fixed."""
+        choices = self._of.stats.choices
+        if choices is None:
+            return
+        for name, help_text in _CHOICES.items():
+            yield self._counter(f"spec_decode_{name}", help_text, {(): getattr(choices, name)})
+        yield self._counter("spec_decode_probes", _PROBES, {(): choices.num_probes})
+        by_k = _by_index(choices.steps_by_k)
+        yield self._counter("spec_decode_steps", "Decode steps by K, the largest number of drafts of a row.", by_k, "k")
+        for name, counts in (
+            ("rests", choices.num_rests),
+            ("rest_steps", choices.rest_steps),
+            ("rest_seconds", choices.rest_seconds),
+        ):
+            by_reason = {(reason,): count for reason, count in counts.items()}
+            yield self._counter(f"spec_decode_{name}", _RESTS[name], by_reason, "reason")
 
     def _api_counters(self) -> Iterator[Metric]:
         telemetry = self._of.telemetry

@@ -114,6 +114,8 @@ class LiveStatus:
             "num_speculative_tokens": configured.num_speculative_tokens,
             "is_off": now.speculation_off,
             "is_synthetic": not configured.is_lossless,
+            "proposer": now.proposer or None,
+            "is_resting": _is_resting(then, now),
             "k_in_use": now.num_speculative_tokens,
             "mean_k": _ratio(drafted, sum(passes)),
             "passes_by_k": passes,
@@ -124,6 +126,14 @@ class LiveStatus:
                 _ratio(kept, sum(passes[position + 1 :])) for position, kept in enumerate(per_position)
             ],
         }
+
+
+def _is_resting(then: EngineStats, now: EngineStats) -> dict[str, bool] | None:
+    """By reason: did drafting rest in the window? None where K is fixed."""
+    if now.choices is None:
+        return None
+    before = then.choices.rest_steps if then.choices else {}
+    return {reason: steps > before.get(reason, 0) for reason, steps in now.choices.rest_steps.items()}
 
 
 _TOTALS = (

@@ -61,7 +61,9 @@ class _Watch:
             message = {**message, "headers": [*message.get("headers", ()), header]}
         elif message["type"] == "http.response.body":
             body = message.get("body", b"")
-            if self._record.status >= 400:
+            if self._record.status == CLIENT_GONE:
+                self._record.error = _GONE
+            elif self._record.status >= 400:
                 self._record.error = self._record.error or _kind(body, self._record.status)
             elif body.startswith(_FAULT):
                 self._record.error = _kind(body[len(b"data: ") :].split(b"\n", 1)[0], 500)
