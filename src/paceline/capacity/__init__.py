@@ -13,6 +13,7 @@ From first principles, in the order in which the files build on each other:
     request.py, question.py  what a user types; what is asked
     planner.py               which K, how many GPUs and what they cost for a load within an objective
     economics.py             money
+    comparison.py            the same load on several kinds of GPU
     document.py, tables.py, page.py   the JSON document, the terminal, the page with sliders
     start_document.py        `--preset llama-70b-4xh100`: a public claim held against all of the above
 """

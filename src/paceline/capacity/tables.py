@@ -31,6 +31,11 @@ def render(answer: Answer, calibration: Calibration | None) -> Group:
 
 
 def question_in_words(question: Question) -> str:
+    return f"On {question.gpu.name}: {load_in_words(question)}"
+
+
+def load_in_words(question: Question) -> str:
+    """The pair, the load and the objective."""
     load, lengths, objective = question.load, question.load.workload, question.objective
     traffic = (
         f"{load.users} requests in flight"
@@ -44,7 +49,7 @@ def question_in_words(question: Question) -> str:
     ]
     draft = question.draft.name if question.draft else ("n-gram" if question.is_ngram else "no draft")
     return (
-        f"{question.target.name} with {draft} on {question.gpu.name}: {traffic}, {lengths.input_len} tokens in and "
+        f"{question.target.name} with {draft}: {traffic}, {lengths.input_len} tokens in and "
         f"{lengths.output_len} out; {' and '.join(bounds) or 'any latency'}"
     )
 

@@ -43,7 +43,9 @@ def plan(
     ttft_ms: Annotated[float | None, _option("Objective: mean time to the first token.", _LOAD)] = None,
     tpot_ms: Annotated[float | None, _option("Objective: mean time a token after it.", _LOAD)] = None,
     greedy: Annotated[bool, _option("Temperature 0; sampling costs a little more.", _LOAD, "--greedy")] = False,
-    gpu: Annotated[str, _option("Default h200; --list shows all.", _GPUS)] = "h200",
+    gpu: Annotated[
+        str, _option("Default h200; --list shows all. Several (h100,h200), or all: compared.", _GPUS)
+    ] = "h200",
     tp: Annotated[str, _option("GPUs that share the target. Default 1,2,4,8.", _GPUS, "--tp")] = "1,2,4,8",
     draft_tp: Annotated[int, _option("GPUs that share the draft; 1: each has a whole one. Default 1.", _GPUS)] = 1,
     max_model_len: Annotated[int | None, _option("Default: twice the lengths, at least 4096.", _GPUS)] = None,
@@ -122,7 +124,48 @@ def plan(
         calibration=calibration,
         is_greedy=greedy,
     )
-    _run(request, out, as_json, html)
+    if gpu == "all" or "," in gpu:
+        _compare(request, out, as_json, html)
+    else:
+        _run(request, out, as_json, html)
+
+
+def _compare(request: Any, out: Path | None, as_json: bool, html: Path | None) -> None:
+    import json
+    import shlex
+    import sys
+
+    from paceline.bench.report import make_console
+    from paceline.capacity.comparison import compare, comparison_table, gpu_names
+    from paceline.capacity.document import document
+    from paceline.capacity.hardware import load_gpus
+    from paceline.capacity.tables import load_in_words
+    from paceline.cli.console import show_notes
+
+    if html is not None:
+        raise ConfigurationError(
+            "--html is made for one GPU, and the page itself switches between all: give --gpu one."
+        )
+    found = compare(request, gpu_names(request.gpu, load_gpus(request.hardware_file)))
+    asked = [compared.asked for compared in found if compared.asked is not None]
+    if not asked:
+        raise ConfigurationError("Nothing fits: the weights are too large for every GPU asked for, at every --tp.")
+    show_notes([note for note in asked[0].notes if "no FP8" not in note])
+    plans = {compared.gpu: document(compared.answer, None) for compared in found if compared.answer is not None}
+    text = json.dumps({"tool": "plan", "comparison": plans}, indent=1, allow_nan=False) + "\n"
+    if out is not None:
+        _write(out, text)
+    if as_json:
+        typer.echo(text, nl=False)
+        return
+    console = make_console()
+    console.print(comparison_table(found, load_in_words(asked[0].question)))
+    if any(not compared.question.gpu.runs_paceline for compared in asked):
+        console.print("* Paceline's kernels were not written for it: what bytes and rates allow at the same efficiency")
+    console.print("Prices: medians of list prices, GPU by GPU" if request.cloud is None else f"Prices: {request.cloud}")
+    first = next(iter(plans.values()))
+    command = shlex.join(["paceline", *sys.argv[1:]])
+    console.print(f"{first['date'][:10]}, Paceline {first['versions']['paceline']}: {command}", markup=False)
 
 
 def _run(request: Any, out: Path | None, as_json: bool, html: Path | None) -> None:

@@ -71,6 +71,28 @@ def test_the_serve_command_is_one_that_serve_takes() -> None:
     assert (read.draft_tensor_parallel_size, read.quantization, read.num_speculative_tokens) == (1, "fp8", 3)
 
 
+def test_gpus_are_compared_cheapest_first(tmp_path: Path) -> None:
+    cards, out = "h100,h200,l4,mi325x", str(tmp_path / "c.json")
+    text = plan(*PAIR, "--gpu", cards, "--tpot-ms", "15", "--tp", "1,2", "--out", out)
+    lines = [line for line in text.splitlines() if line.startswith("│")]
+    assert ["no price" in line for line in lines] == [False, False, True, False]
+    assert "does not fit" in lines[-1]
+    assert lines[2].startswith("│ mi325x *")
+    found = json.loads((tmp_path / "c.json").read_text())["comparison"]
+    costs = [plans["best"]["money"]["usd_per_month"] for plans in list(found.values())[:2]]
+    assert costs == sorted(costs)
+    assert found.keys() == {"h100-sxm", "h200", "mi325x"}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [(["--html", "x.html"], "one GPU"), (["--calibration", "x.json"], "one kind of GPU")],
+)
+def test_what_a_comparison_cannot_do_is_said(more: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        plan(*PAIR, "--gpu", "all", *more)
+
+
 def test_known_gpus_and_prices_are_listed_with_sources() -> None:
     text = plan("--list")
     for words in ("mi300x", "h100-nvl", "coreweave", "2026-"):
