@@ -1,0 +1,243 @@
+"""K chosen by the controller against every fixed K, over batches and acceptance; and how it follows a change.
+
+    python benchmarks/adaptive.py                                  one GPU: 70B shape, 1B draft, FP8; about 4 minutes
+    python benchmarks/adaptive.py --device cpu                     the default pair; about 6 minutes on two quiet cores
+
+Acceptance is synthetic: each draft is kept with the given probability if those before it were, so all sides have the
+same drafts. What is compared is expected tokens (of the drafts that were really planned) over seconds that were really
+spent: with the tokens that luck gave, batches of one would need minutes each. Every run covers the same positions.
+A side is timed from its second step of all rows on; the controller starts each acceptance knowing nothing of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from common import record
+
+from paceline import SamplingParams
+from paceline.bench.acceptance import SyntheticAcceptance, expected_tokens
+from paceline.bench.sweep import Models, Sweep, plan_engines
+from paceline.build import assemble_engine
+from paceline.engine.controller import SpeculationController
+from paceline.engine.engine import Engine
+from paceline.plan import StepPlan
+from paceline.sequence import EngineRequest
+
+FIXED = (0, 1, 2, 3, 5, 7)
+RATES = (0.78, 0.5, 0.2)
+MOST = max(FIXED)
+FULL_ENOUGH = 0.98
+SWING_STEPS = 60
+
+
+@dataclass
+class Rig:
+    """An engine, what its plans were, and the dial of its acceptance."""
+
+    engine: Engine
+    drafts: list[list[int]] = field(default_factory=list)  # of each step's rows
+    next_request: int = 0
+
+    def __post_init__(self) -> None:
+        executor: Any = self.engine._executor
+        submit = executor.submit
+
+        def watched(plan: StepPlan) -> None:
+            self.drafts.append([row.num_draft_tokens for row in plan.rows])
+            submit(plan)
+
+        executor.submit = watched
+        self._worker = executor._worker
+        assert self.engine._controller is not None
+        self._costs = copy.deepcopy(self.engine._controller.costs)
+
+    def set_acceptance(self, rate: float) -> None:
+        self._worker.decoder._acceptance.decide._rates = [rate] * MOST
+        if self._worker.captured is not None:
+            self._worker.captured._rates.fill_(rate)  # the graphs read it where it lies
+
+    def start_controller(self) -> None:
+        """One that knows what steps cost and nothing else."""
+        controller = SpeculationController(copy.deepcopy(self._costs), MOST)
+        self.engine._controller = self.engine._scheduler._controller = controller
+        self.engine.set_num_speculative_tokens(None)
+
+    def add(self, count: int, input_len: int, max_tokens: int) -> list[str]:
+        names = [str(self.next_request + index) for index in range(count)]
+        self.next_request += count
+        vocab = self.engine.config.model.vocab_size
+        for name in names:
+            prompt = [(int(name) * 7919 + place * 104729) % (vocab - 2) for place in range(input_len)]
+            params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+            self.engine.add_request(EngineRequest(request_id=name, prompt_token_ids=prompt, sampling_params=params))
+        return names
+
+    def drain(self, names: list[str]) -> None:
+        for name in names:
+            self.engine.abort(name)
+        while self.engine.has_unfinished():
+            self.engine.step()
+
+
+def run(rig: Rig, batch: int, k: int | None, options: argparse.Namespace) -> dict[str, Any]:
+    """K fixed, or chosen (None). Raw seconds, steps and how many rows had how many drafts."""
+    rig.engine.set_num_speculative_tokens(k)
+    names = rig.add(batch, options.input_len, 4 * options.tokens + 64)
+    waiting, emitted = set(names), 0
+    while waiting:
+        for delta in rig.engine.step():
+            waiting -= {delta.request_id} if delta.token_ids else set()
+    rig.engine.step()  # the draft catches up, the host gets ahead
+    first, started, steps = len(rig.drafts), time.perf_counter(), 0
+    while emitted < batch * options.tokens:
+        emitted += sum(len(delta.token_ids) for delta in rig.engine.step())
+        steps += 1
+    seconds = time.perf_counter() - started
+    planned = rig.drafts[first : first + steps]
+    rig.drain(names)
+    rows = Counter(count for step in planned for count in step)
+    return {
+        "batch": batch,
+        "k": "adaptive" if k is None else k,
+        "seconds": seconds,
+        "steps": steps,
+        "planned_steps": len(planned),
+        "rows_by_drafts": {str(count): rows[count] for count in sorted(rows)},
+        "k_of_steps": dict(sorted(Counter(str(max(step, default=0)) for step in planned).items())),
+    }
+
+
+def speed(result: dict[str, Any], rate: float) -> float:
+    """Expected tokens a second."""
+    tokens = sum(expected_tokens(rate, int(k)) * count for k, count in result["rows_by_drafts"].items())
+    return tokens / result["planned_steps"] * result["steps"] / result["seconds"]
+
+
+def follow(rig: Rig, most: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Load 1 -> most -> 1, and then an acceptance that collapses and comes back: K of every step."""
+    rig.start_controller()
+    trace: dict[str, list[int]] = {}
+    length = 30 * SWING_STEPS
+
+    def steps(name: str, count: int = SWING_STEPS) -> None:
+        first = len(rig.drafts)
+        for _ in range(count):
+            rig.engine.step()
+        trace[name] = [max(step, default=0) for step in rig.drafts[first:]]
+
+    rig.set_acceptance(0.78)
+    one = rig.add(1, options.input_len, length)
+    steps("alone")
+    others = rig.add(most - 1, options.input_len, length)
+    steps(f"with {most - 1} others")
+    for name in others:
+        rig.engine.abort(name)
+    steps("alone again")
+    rig.set_acceptance(0.02)
+    steps("acceptance 0.02")
+    rig.drain(one)
+    return trace
+
+
+def settled_after(ks: list[int]) -> int:
+    """Steps until the choice is within one of where it stays most of the second half."""
+    home = Counter(ks[len(ks) // 2 :]).most_common(1)[0][0]
+    return next((i for i in range(len(ks)) if all(abs(k - home) <= 1 for k in ks[i : i + 5])), len(ks))
+
+
+def load(options: argparse.Namespace, folder: Path) -> Engine:
+    gpu = options.device == "cuda"
+    engine = {"device": options.device, "max_model_len": 2048, "max_num_seqs": max(options.batches)}
+    speculative: dict[str, Any] = {"adaptive": True}
+    if gpu and not options.model:
+        engine |= {"quantization": "fp8"}
+        speculative |= {"quantization": "fp8", "quantize_lm_head": True}
+    models = Models(
+        model=options.model or ("llama-3.1-70b" if gpu else "smollm2-135m-instruct"),
+        draft=options.draft or ("llama-3.2-1b" if gpu else "smollm2-135m-instruct-draft"),
+        engine=engine,
+        speculative=speculative,
+        acceptance=SyntheticAcceptance(RATES[0]),
+    )
+    sweep = Sweep(batches=tuple(options.batches), ks=(MOST,), input_len=options.input_len, output_len=1024)
+    plans, notes = plan_engines(models, sweep, folder)
+    for note in notes:
+        print(note)
+    return assemble_engine(plans[-1].config, None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--model")
+    parser.add_argument("--draft")
+    parser.add_argument("--batches", type=lambda text: [int(part) for part in text.split(",")])
+    parser.add_argument("--rates", type=lambda text: [float(part) for part in text.split(",")], default=list(RATES))
+    parser.add_argument("--input-len", type=int, default=32)
+    parser.add_argument("--tokens", type=int, help="a row in each run; 128 on a GPU, 24 on a CPU")
+    parser.add_argument("--no-record", action="store_true", help="print only")
+    options = parser.parse_args()
+    gpu = options.device == "cuda"
+    options.batches = options.batches or ([1, 2, 4, 8, 16, 32, 64, 128] if gpu else [1, 2, 4, 8, 16, 32])
+    options.tokens = options.tokens or (128 if gpu else 24)
+    started = time.perf_counter()
+    with TemporaryDirectory() as folder:
+        rig = Rig(load(options, Path(folder)))
+    loaded = time.perf_counter() - started
+    print(f"loaded, costs measured: {loaded:.0f} s")
+    rig.set_acceptance(0.5)
+    fixed = [run(rig, batch, k, options) for batch in options.batches for k in FIXED]
+    chosen = []
+    for rate in options.rates:
+        rig.set_acceptance(rate)
+        rig.start_controller()
+        chosen += [{"acceptance": rate, **run(rig, batch, None, options)} for batch in options.batches]
+    table = [row(result, fixed) for result in chosen]
+    show(table)
+    trace = follow(rig, max(options.batches), options)
+    settled = {name: settled_after(ks) for name, ks in trace.items()}
+    print("steps until the choice has settled:", settled)
+    worst = min(entry["of_best"] for entry in table)
+    plainly = min(entry["of_plain"] for entry in table)
+    print(f"worst against the best fixed K: {worst:.3f}; against K=0: {plainly:.3f} (wanted: {FULL_ENOUGH} of both)")
+    if not options.no_record:
+        document = {
+            "hardware": rig.engine._executor.shapes().hardware, "seconds": time.perf_counter() - started,
+            "options": {name: str(value) for name, value in vars(options).items()},
+            "table": table, "fixed": fixed, "adaptive": chosen, "trace": trace, "settled_after": settled,
+        }  # fmt: skip
+        print(record(f"adaptive-{options.device}", document))
+    rig.engine.shutdown()
+
+
+def row(result: dict[str, Any], fixed: list[dict[str, Any]]) -> dict[str, Any]:
+    rate = result["acceptance"]
+    speeds = {other["k"]: speed(other, rate) for other in fixed if other["batch"] == result["batch"]}
+    best = max(speeds, key=lambda k: speeds[k])
+    found = speed(result, rate)
+    return {
+        "acceptance": rate, "batch": result["batch"], "best_k": best, "tokens_per_second": found,
+        "of_best": found / speeds[best], "of_plain": found / speeds[0], "k_of_steps": result["k_of_steps"],
+        "fixed_tokens_per_second": {str(k): value for k, value in speeds.items()},
+    }  # fmt: skip
+
+
+def show(table: list[dict[str, Any]]) -> None:
+    print(f"{'accept.':>7} {'batch':>5} {'best K':>6} {'tok/s':>9} {'of best':>8} {'of K=0':>7}  K of the steps")
+    for entry in table:
+        print(
+            f"{entry['acceptance']:7} {entry['batch']:5} {entry['best_k']:6} {entry['tokens_per_second']:9.1f} "
+            f"{entry['of_best']:8.3f} {entry['of_plain']:7.3f}  {entry['k_of_steps']}"
+        )
+
+
+if __name__ == "__main__":
+    main()
