@@ -57,7 +57,7 @@ def serve(folder: Path) -> Iterator[Api]:
     options = {
         "speculative-model": "ngram", "num-speculative-tokens": 3, "served-model-name": MODEL, "port": 0,
         "dtype": "float32", "max-model-len": MAX_MODEL_LEN, "kv-cache-memory-bytes": 4_000_000,
-        "api-key-file": keys, "max-request-tokens": 2 * MAX_MODEL_LEN, "request-timeout": 30,
+        "api-key-file": keys, "max-request-tokens": 2 * MAX_MODEL_LEN, "request-timeout": 300,
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     process = subprocess.Popen(
@@ -75,7 +75,7 @@ def serve(folder: Path) -> Iterator[Api]:
             shown += line
         yield Api(shown.split(" on ")[-1].split()[0], process)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

@@ -70,4 +70,4 @@ def test_https_with_client_certificates_and_keys(tmp_path: Path) -> None:
             client.with_options(api_key="another").models.list()
     finally:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
