@@ -14,13 +14,9 @@ from typing import Any
 
 
 def parser() -> Any:
+    """Its module has moved twice; the command `serve` has always imported it."""
     make_parser = importlib.import_module("vllm.utils.argparse_utils").FlexibleArgumentParser
-    for module in ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args"):  # from 0.32 on; before
-        try:
-            return importlib.import_module(module).make_arg_parser(make_parser())
-        except ModuleNotFoundError:
-            continue
-    raise SystemExit("this vLLM has no argument parser where one was expected")
+    return importlib.import_module("vllm.entrypoints.cli.serve").make_arg_parser(make_parser())
 
 
 def literals(kind: Any) -> list[str]:
