@@ -5,20 +5,26 @@ Starting a world takes seconds, so each test starts one and asks it for everythi
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from model.pairs import make_llm, make_pair, prompts, texts
 from parallel import workers
+from parallel.grammars import answers, make, write
 from parallel.worlds import NUM_BLOCKS, World, followers_find_the_tests  # noqa: F401 - a fixture
 
 from paceline import SamplingParams
-from paceline.errors import EngineDeadError
+from paceline.errors import EngineDeadError, UnsupportedModelError
 
 K = 4
 
@@ -115,3 +121,30 @@ def test_four_ranks_with_a_whole_draft_each_beside_another_world(
         assert other.stats().num_captured_steps > num_steps
         assert other.executor.num_checks > 0
     assert other.nothing_is_left()
+
+
+def test_grammars_are_the_leaders_and_its_end_is_everybodys(tmp_path: Path) -> None:
+    """In a program of its own, which is killed: nothing could be put in order before."""
+    write(tmp_path)
+    program = subprocess.Popen(
+        [sys.executable, "-m", "parallel.leader", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    with make(str(tmp_path), device="cpu") as alone:
+        expected = answers(alone)
+    assert program.stdout is not None
+    said = json.loads(program.stdout.readline())
+    followers = [psutil.Process(pid) for pid in said["followers"]]
+    assert said["answers"] == expected
+    assert re.fullmatch("[a-f]{4}-[0-9]{2}", expected[0])
+    program.kill()
+    program.wait()
+    _, alive = psutil.wait_procs(followers, timeout=10)
+    assert len(followers) == 1
+    assert not alive
+
+
+def test_a_rank_that_cannot_load_says_why_and_takes_the_others_along(pair: tuple[Path, Path]) -> None:
+    before = psutil.Process().children()
+    with pytest.raises(UnsupportedModelError, match="Rank 1 of 2: planted: tensor x is missing"):
+        World("UnloadableWorker", str(pair[0]), tensor_parallel_size=2)
+    assert psutil.Process().children() == before

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import structs
 
+from paceline.errors import UnsupportedModelError
 from paceline.plan import StepPlan, StepResult
 from paceline.speculative.captured import CapturedDecoder
 from paceline.worker.worker import Worker
@@ -49,3 +50,10 @@ class CapturedWorker(FaultyWorker):
             draft_counts=[0, 2, 4],
         )  # fmt: skip
         self.captured.capture()
+
+
+class UnloadableWorker(Worker):
+    def __init__(self, config: Any, grammars: Any, world: Any, **keywords: Any) -> None:
+        if world.rank:
+            raise UnsupportedModelError("planted: tensor x is missing.")
+        super().__init__(config, grammars, world, **keywords)
