@@ -13,6 +13,7 @@ DTYPE=${DTYPE:-float32}
 VLLM_SPECULATION=${VLLM_SPECULATION:-draft}
 OUT=${OUT:-$ROOT/benchmarks/results/serve-vs-vllm}
 PORT=${PORT:-8461}
+PATIENCE=${PATIENCE:-1200} # vLLM compiles the model when it first sees it
 LENGTH=2048
 
 [ ! -e "$OUT" ] || { echo "$OUT exists: move it away, or set OUT." >&2; exit 2; }
@@ -39,12 +40,12 @@ VLLM_CPU_NUM_OF_RESERVED_CPU=0 "$VLLM_PYTHON" -m vllm.entrypoints.openai.api_ser
 servers+=($!)
 
 wait_for() { # name, port, process
-  for _ in $(seq 600); do
+  for _ in $(seq "$PATIENCE"); do
     curl -sf -o /dev/null "http://127.0.0.1:$2/v1/models" && return
     kill -0 "$3" 2>/dev/null || { echo "$1 ended:" >&2; tail -30 "$LOGS/$1.log" >&2; exit 1; }
     sleep 1
   done
-  echo "$1 did not answer in ten minutes; its log is $LOGS/$1.log" >&2
+  echo "$1 did not answer in $PATIENCE tries, a second apart; its log is $LOGS/$1.log" >&2
   exit 1
 }
 wait_for paceline "$PORT" "${servers[0]}"

@@ -219,8 +219,8 @@ def test_latencies_of_one_answer() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.integers(1, 8)), min_size=2, max_size=12))
 def test_mean_itl_is_tpot_whatever_the_chunks_carry(steps: list[tuple[int, int]]) -> None:
-    """After a first chunk of one token, as a prompt's pass gives."""
-    events, micros, tokens = [(steps[0][0], 1)], steps[0][0], 1
+    micros, tokens = steps[0]
+    events = [steps[0]]
     for gap, count in steps[1:]:
         micros, tokens = micros + gap, tokens + count
         events.append((micros, tokens))
@@ -284,7 +284,7 @@ def test_a_paired_ratio_sees_what_the_prompts_hide() -> None:
     assert loose.low < 1.3
 
 
-def test_summary_of_two_arms_and_their_break_even() -> None:
+def test_p33_summary_of_two_arms_and_their_break_even() -> None:
     results = summarize(two_arms())
     gains = {c.load.value: c for c in results.comparisons}
     for users, gain in ((1, 1.5), (8, 0.75)):
@@ -334,7 +334,7 @@ def test_acceptance_comes_from_answers_or_else_from_counters() -> None:
     assert case.acceptance is not None
     assert (case.acceptance.source, case.acceptance.per_position) == ("counters", [0.4, 0.1])
     assert case.step_seconds["draft"] == 0.5
-    assert case.step_seconds["rest"] == 1.5
+    assert case.step_seconds["host"] == 1.5
     assert summarize(raw([info("on")], [span()], [record()])).cases[0].acceptance is None
 
 

@@ -244,7 +244,7 @@ def _time_split(results: Results) -> list[Chart]:
     return [
         Chart(
             "Where the time of the server's steps went", "", "share of step time", series, kind="stacked",
-            text="From the server's own counters while a case ran.",
+            text="From the server's own counters while a case ran; host: what is in none of the other parts.",
         )
     ]  # fmt: skip
 

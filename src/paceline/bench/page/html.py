@@ -66,12 +66,12 @@ def _table(table: Table) -> str:
 
 def _plotly(chart: Chart) -> dict[str, Any]:
     x_axis: dict[str, Any] = {"title": {"text": chart.x_title}, "automargin": True}
-    if chart.x_log2:
-        x_axis |= {"type": "log"}
+    x_axis["type"] = "category" if chart.kind != "lines" else "log" if chart.x_log2 else "linear"
     if chart.ticks:
         x_axis |= {"tickvals": list(chart.ticks), "ticktext": [f"{tick:g}" for tick in chart.ticks]}
     layout: dict[str, Any] = {
-        "title": {"text": chart.title, "font": {"size": 15}},
+        "title": {"text": chart.title, "font": {"size": 15}, "x": 0, "xanchor": "left"},
+        "showlegend": True,
         "xaxis": x_axis,
         "yaxis": {"title": {"text": chart.y_title}, "rangemode": "tozero" if chart.from_zero else "normal"},
         "margin": {"l": 60, "r": 20, "t": 40, "b": 50},

@@ -211,7 +211,7 @@ class _Probe:
         self._model = model
 
     async def must_answer(self, where: str) -> None:
-        """Twice: the first answer of a server may take its time, and says what is wrong."""
+        """Else the server's own words say what is wrong."""
         found = await self._ask(request_fields("share"))
         if found.error is not None:
             raise PacelineError(f"{where} does not answer as asked: {found.error}")

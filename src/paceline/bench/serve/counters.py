@@ -17,7 +17,7 @@ _SPECULATION = {
     "spec_decode_num_draft_tokens": "draft_tokens",
     "spec_decode_num_accepted_tokens": "accepted_tokens",
 }
-_SECONDS = {f"{part}_seconds": f"{part}_seconds" for part in ("draft", "verify", "accept", "schedule", "step")}
+_SECONDS = {f"{part}_seconds": f"{part}_seconds" for part in ("draft", "verify", "accept", "step")}
 _OTHERS = {"num_preemptions": "preemptions", "generation_tokens": "generation_tokens", "engine_steps": "steps"}
 _WANTED = _SPECULATION | _SECONDS | _OTHERS
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"

@@ -3,8 +3,8 @@
     TTFT  start of the request to the first time that tokens came
     E2E   start to the last time that tokens came
     TPOT  (E2E - TTFT) / (tokens - 1): the pace of one answer; none for an answer of one token
-    ITL   one value a token after the first ones: if a chunk brings n tokens after a gap, n values of gap / n. So its
-          mean is the mean time a token, whatever the chunks are (p40)
+    ITL   one value a token after the first: if a chunk brings n tokens after a gap, n values of gap / n; the other
+          tokens of the first chunk have 0. So its mean over an answer is TPOT, whatever the chunks are (p40)
     gap   time between two chunks: what a reader sees as a pause
     interactivity  1000 / median TPOT in ms: tokens a second that one user gets
 
@@ -46,7 +46,7 @@ def gaps(record: Record) -> list[float]:
 
 
 def itl(record: Record) -> list[float]:
-    found: list[float] = []
+    found = [0.0] * (record.events[0][1] - 1)
     for (earlier, before), (later, after) in pairwise(record.events):
         found += [(later - earlier) / 1e3 / (after - before)] * (after - before)
     return found

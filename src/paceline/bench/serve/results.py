@@ -59,7 +59,7 @@ class Case(msgspec.Struct):
     latency_ms: dict[str, dict[str, Estimate]] = {}  # metric -> statistic
     acceptance: Acceptance | None = None
     acceptance_by_category: dict[str, Acceptance] = {}
-    step_seconds: dict[str, float] = {}  # draft, verify, accept, schedule, rest: seconds of the server's steps
+    step_seconds: dict[str, float] = {}  # draft, verify, accept, and host (what is in none of them): seconds
     slice_rates: list[float] = []  # tok/s of tenths of rounds, for intervals of ratios
     errors: dict[str, int] = {}
 

@@ -15,7 +15,7 @@ from paceline.bench.serve.results import BENCHMARK, STATISTICS, Acceptance, Case
 
 Key = tuple[str, Load]
 _LATE_US = 10_000
-_SPLIT = ("draft", "verify", "accept", "schedule")
+_SPLIT = ("draft", "verify", "accept")
 _CLUSTERED = ("itl", "gap")  # values of one request hang together: no interval from them as if they did not
 
 
@@ -139,7 +139,7 @@ def _step_seconds(spans: Sequence[CaseSpan]) -> dict[str, float]:
     if not total["step"]:
         return {}
     parts = {name: total[name] for name in _SPLIT}
-    return parts | {"rest": max(0.0, total["step"] - sum(parts.values()))}
+    return parts | {"host": max(0.0, total["step"] - sum(parts.values()))}
 
 
 def _add_acceptance(case: Case, records: Sequence[Record], spans: Sequence[CaseSpan]) -> None:
