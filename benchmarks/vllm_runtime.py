@@ -1,6 +1,6 @@
 """The recorded run of runtime vllm on a real vLLM: the marked tests, and what they saw.
 
-    python benchmarks/vllm_runtime.py --vllm-python /opt/vllm/bin/python
+    PACELINE_VLLM_PYTHON=/opt/vllm/bin/python python benchmarks/vllm_runtime.py
 
 Correctness and counters, no speeds: the tests' names say what is checked. On a small machine each part takes minutes:
 `--only draft_model` and so on run one at a time, and add to what the file has from the same commit.
@@ -22,16 +22,17 @@ from common import RESULTS, ROOT, commit, record
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vllm-python", required=True)
     parser.add_argument("--only", help="a part of the tests' names, as pytest's -k")
     parser.add_argument("--name", default="vllm-runtime")
     arguments = parser.parse_args()
+    if "PACELINE_VLLM_PYTHON" not in os.environ:
+        parser.error("set PACELINE_VLLM_PYTHON to the Python that has vLLM")
     with tempfile.TemporaryDirectory() as folder:
         seen = Path(folder) / "seen.json"
-        more = {"PACELINE_VLLM_PYTHON": arguments.vllm_python, "PACELINE_VLLM_RECORD": str(seen)}
         tests = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-m", "vllm", "tests/e2e/test_vllm_real.py", "-rA"]
         tests += ["-k", arguments.only] if arguments.only else []
-        run = subprocess.run(tests, cwd=ROOT, env=os.environ | more, capture_output=True, text=True, check=False)
+        environment = os.environ | {"PACELINE_VLLM_RECORD": str(seen)}
+        run = subprocess.run(tests, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         print(run.stdout[-4000:], file=sys.stderr)
         if run.returncode != 0:
             return run.returncode

@@ -138,7 +138,7 @@ def test_llm_with_runtime_vllm(seen: dict[str, Any], own_answers: list[str]) -> 
         assert llm.stats().speculation.num_drafts > 0
         wrong = llm.generate([[1, 2]], SamplingParams(max_tokens=5000), use_tqdm=False)[0].outputs[0]
         assert wrong.finish_reason == "error"
-        seen["llm"] = {"describe": llm.describe(), "too_long": wrong.error, "texts": own_answers}
+        seen["llm"] = {"runtime": llm.describe()["runtime"], "too_long": wrong.error, "texts": own_answers}
 
 
 def test_a_model_that_vllm_cannot_load_is_told_with_its_own_words(tmp_path: Path) -> None:

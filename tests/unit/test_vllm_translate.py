@@ -347,3 +347,11 @@ def test_a_dry_run_for_a_version_that_is_out_of_reach() -> None:
     assert "not supported" in dry_run("m/m", "--vllm-version", "0.11")[2]
     told = dry_run("m/m", "--vllm-version", "0.32", "--vllm-python", "python")[2]
     assert "not both" in told
+
+
+def test_options_of_the_server_are_vllms_or_refused() -> None:
+    status, text, _ = dry_run("m/m", "--vllm-version", "0.32", "--otlp-traces-endpoint", "http://collector:4317")
+    assert status == 0
+    assert "--otlp-traces-endpoint http://collector:4317" in text
+    assert "writes its own log" in dry_run("m/m", "--vllm-version", "0.32", "--log-format", "json")[2]
+    assert "--max-queue" in dry_run("m/m", "--vllm-version", "0.32", "--max-queue", "3")[2]

@@ -8,6 +8,8 @@ from typing import Any
 
 from paceline.cli.console import console, say, show_notes
 from paceline.cli.options import model_or_default_pair
+from paceline.errors import ConfigurationError
+from paceline.logs import LogOptions
 from paceline.runtimes.vllm.options import RuntimeOptions, printable_command, runnable_command, served_names
 from paceline.runtimes.vllm.process import free_port
 from paceline.runtimes.vllm.serve import serve
@@ -19,7 +21,7 @@ def print_command(
     model: str | None, engine: dict[str, Any], host: str, port: int, server: ServerOptions, runtime: RuntimeOptions
 ) -> int:
     """--dry-run: the command on standard output, everything else on standard error."""
-    arguments = model_or_default_pair(model, engine)
+    arguments = _arguments(model, engine, server)
     command, text = printable_command(arguments, runtime, server.served_model_names, host, port, say)
     say(f"For vLLM {command.version}:")
     show_notes(command.notes)
@@ -36,7 +38,7 @@ def run_vllm(
     server: ServerOptions,
     runtime: RuntimeOptions,
 ) -> int:
-    arguments = model_or_default_pair(model, engine)
+    arguments = _arguments(model, engine, server)
     with open_port(host, port) as listener:
         vllm_port = free_port()
         command, installation = runnable_command(arguments, runtime, server.served_model_names, vllm_port, say)
@@ -53,6 +55,19 @@ def run_vllm(
             )
 
         return serve(command, installation, listener, vllm_port, announce, say, server)
+
+
+def _arguments(model: str | None, engine: dict[str, Any], server: ServerOptions) -> dict[str, Any]:
+    """With what of the server's options is vLLM's business. Raises ConfigurationError for what nobody would honour."""
+    if server.logs != LogOptions():
+        raise ConfigurationError(
+            "--log-format, --log-level and --log-prompts: not with --runtime vllm, which writes its own log. Give its "
+            "options through --vllm-args, such as '--enable-log-requests'."
+        )
+    arguments = model_or_default_pair(model, engine)
+    if server.otlp_traces_endpoint is not None:
+        arguments["otlp_traces_endpoint"] = server.otlp_traces_endpoint
+    return arguments
 
 
 def _url(address: Sequence[Any], scheme: str) -> str:
