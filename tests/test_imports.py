@@ -33,6 +33,8 @@ FORBIDDEN = {
     "bench/serve": ("torch", "paceline.engine", "paceline.llm", "paceline.models", "paceline.cli",
                     "paceline.bench.page"),
     "bench/page": ("torch", "paceline.engine", "paceline.llm", "paceline.models", "paceline.cli"),
+    "tune": ("torch", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server",
+             "paceline.engine.scheduler", "paceline.engine.block_manager", "paceline.cli"),
     "verify": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server",
                "paceline.layers", "paceline.kernels", "paceline.models", "paceline.cli"),
     "runtimes": ("torch", "paceline.engine.engine", "paceline.engine.scheduler", "paceline.engine.block_manager",

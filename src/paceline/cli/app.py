@@ -294,6 +294,35 @@ def distill_draft(
 
 @app.command()
 @with_engine_options
+def tune(
+    engine: dict[str, Any],
+    prompts: Annotated[Path, typer.Option(help='Yours, one a line: text, or JSON {"prompt": text}.')],
+    model: ModelArgument = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for paceline.json and vllm.json, each a speculative_config.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Of each answer.", min=2)] = 128,
+    temperature: Annotated[float, typer.Option(help="Of the answers; what your users ask for.")] = 0.0,
+    raw: Annotated[bool, typer.Option("--raw", help="Prompts as they stand, without the chat template.")] = False,
+) -> None:
+    """Which K to draft at which load: what steps cost on this machine, and what your prompts accept.
+
+    K is tried up to --num-speculative-tokens. Paceline follows load and acceptance by itself; the table is for vLLM,
+    for other engines, and for choosing a draft. See docs/adaptive.md.
+
+    [bold]Examples[/bold]
+
+      paceline tune ./my-llama --speculative-model ./my-draft --prompts prompts.jsonl --out tuned
+
+      paceline serve ./my-llama --speculative-config "$(cat tuned/paceline.json)"
+    """
+    from paceline.cli.tune import run_tune
+
+    run_tune(model, engine, prompts, out, max_tokens, temperature, raw)
+
+
+@app.command()
+@with_engine_options
 def verify(
     engine: dict[str, Any],
     model: ModelArgument = None,

@@ -209,6 +209,11 @@ class Engine:
             raise ConfigurationError(f"num_speculative_tokens={count}: this engine was made for 0 to {most}.")
         self._scheduler.set_num_speculative_tokens(count)
 
+    @property
+    def executor(self) -> Executor:
+        """For measurements, while nothing runs."""
+        return self._executor
+
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
 
