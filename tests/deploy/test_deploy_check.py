@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import json
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 from deploy_cases import crds_folder, one, rendered
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from paceline.deploy.check import builtin, check_files
 from paceline.deploy.check.crds import CrdSchemas, unknown_fields, with_defaults
@@ -217,6 +220,32 @@ def test_an_object_of_another_shape_is_a_finding(tmp_path: Path) -> None:
     whole, pod, _ = deployment()
     pod["containers"] = [{"name": "x", "image": "a:1", "volumeMounts": ["no mapping"]}]
     assert any("is not shaped as a Deployment" in line for line in found(tmp_path, whole))
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=4,
+)
+KINDS = [("Deployment", "kubernetes"), ("Service", "kubernetes"), ("ServiceMonitor", "kubernetes"),
+         ("InferenceService", "kserve"), ("LLMInferenceService", "kserve-llm"), ("Job", "kserve")]  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), kind=st.sampled_from(KINDS), value=ANYTHING)
+def test_no_shape_ends_in_a_traceback(data: st.DataObject, kind: tuple[str, Any], value: Any, tmp_path: Path) -> None:
+    """Any part of a manifest replaced by anything: findings, or a message that it is no manifest."""
+    content = manifest(*kind, runtime="vllm")
+    place: Any = content
+    for _ in range(data.draw(st.integers(0, 7))):
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        if not isinstance(place[key], dict | list) or not place[key]:
+            break
+        place = place[key]
+    place[data.draw(st.sampled_from(list(place) if isinstance(place, dict) else list(range(len(place)))))] = value
+    with contextlib.suppress(ConfigurationError):
+        found(tmp_path, content, manifest("Service"))
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def test_paceline_serve_takes_the_rendered_command(combination: Combination, mon
     assert "'0.0.0.0'" in seen["rest"]
     longest = 120.0 if "smoke" in combination[0] else 600.0
     assert f"shutdown_grace_seconds={longest}" in seen["rest"]  # a rollout cuts nobody off
+    assert f"request_timeout={longest}" in seen["rest"]
     engine = dict(load_values(None, "paceline", combination[0], {"image": IMAGE}).engine)
     speculative = {**engine.pop("speculative_config"), "method": "draft_model", "model": "/mnt/draft"}
     assert json.loads(seen["engine"].pop("speculative_config")) == speculative

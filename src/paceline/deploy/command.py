@@ -66,7 +66,8 @@ def _paceline(target: Target) -> ServerCommand:
     read_speculative_arguments(arguments, problems)
     _raise(problems)
     words = ["--host", "0.0.0.0", "--port", str(PORT), "--served-model-name", target.served_name]
-    words += ["--shutdown-grace", str(target.values.rollout.longest_request_seconds)]
+    longest = str(target.values.rollout.longest_request_seconds)
+    words += ["--request-timeout", longest, "--shutdown-grace", longest]  # so that it is the longest, and is finished
     for name in SERVE_OPTIONS:
         words += _option(name, arguments.pop(name, None))
     if "speculative_config" in arguments:

@@ -62,9 +62,13 @@ def _files(path: Path) -> list[Path]:
 
 def _read(file: Path) -> Iterator[Document]:
     for content in load_objects(file):
-        if not isinstance(content, dict) or not isinstance(content.get("kind"), str) or "apiVersion" not in content:
-            raise ConfigurationError(f"{file} holds something that is no Kubernetes object: no apiVersion and kind.")
-        items = content.get("items") if content["kind"].endswith("List") else None
+        items = (
+            content.get("items") if isinstance(content, dict) and str(content.get("kind")).endswith("List") else None
+        )
         for item in items if isinstance(items, list) else [content]:
-            if not str(item.get("apiVersion", "")).startswith("kustomize.config.k8s.io/"):
+            if not isinstance(item, dict) or not all(isinstance(item.get(key), str) for key in ("apiVersion", "kind")):
+                raise ConfigurationError(
+                    f"{file} holds something that is no Kubernetes object: no apiVersion and kind."
+                )
+            if not item["apiVersion"].startswith("kustomize.config.k8s.io/"):
                 yield Document(str(file), item)
