@@ -418,6 +418,13 @@ def test_the_clusters_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         "kubectl", "apply", "--dry-run=server", "--validate=strict", "--context", "prod",
         "-k", str(tmp_path), "-f", str(tmp_path / "x.yaml"),
     ]  # fmt: skip
+
+    def unreachable(command: Any) -> subprocess.CompletedProcess[str]:
+        text = "error: failed to download openapi: dial tcp 127.0.0.1:8080: connect: connection refused\n"
+        return subprocess.CompletedProcess(command, 1, "", text)
+
+    with pytest.raises(ConfigurationError, match="could not be asked"):  # exit status 2, not 1
+        server_dry_run([tmp_path], None, unreachable)
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(ConfigurationError, match="needs kubectl"):
         server_dry_run([tmp_path])

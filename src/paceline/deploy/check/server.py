@@ -11,6 +11,12 @@ from paceline.errors import ConfigurationError
 
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 
+# What kubectl says when no API server has looked at the files.
+_NO_ANSWER = (
+    "failed to download openapi", "connection refused", "no such host", "Unable to connect", "i/o timeout",
+    "must be logged in", "no configuration has been provided",
+)  # fmt: skip
+
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -35,4 +41,8 @@ def server_dry_run(paths: Sequence[Path], context: str | None = None, run: Run =
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     if done.returncode == 0:
         return []
+    if any(sign in done.stderr for sign in _NO_ANSWER):
+        raise ConfigurationError(
+            f"The cluster could not be asked: {' '.join(lines[-1].split())} (kubectl cluster-info)"
+        )
     return lines or [f"kubectl ended with status {done.returncode}."]
