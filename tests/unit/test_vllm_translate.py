@@ -144,6 +144,21 @@ def test_a_schedule_that_vllm_would_refuse_is_refused_here(schedule: Any) -> Non
     assert "num_speculative_tokens_per_batch_size" in refusal(model="m", speculative_config=config)
 
 
+def test_what_tune_writes_for_vllm_is_taken() -> None:
+    from paceline.tune.run import Tuning
+    from paceline.tune.schedule import BestK
+
+    best = [
+        BestK(batch, k, tokens_per_pass=2.0, seconds=0.01, gain=1.5) for batch, k in [(1, 4), (2, 4), (3, 2), (4, 0)]
+    ]
+    for draft in ("org/small", None):
+        tuned = Tuning(model="org/big", draft=draft, most=5, survival=[0.8, 0.6], num_passes=100, best=best)
+        written = tuned.vllm_config()
+        sent = speculative(command("0.24.0", model="org/big", speculative_config=json.dumps(written)))
+        assert sent["num_speculative_tokens_per_batch_size"] == [[1, 2, 4], [3, 3, 2], [4, 4, 0]]
+        assert (sent["num_speculative_tokens"], sent.get("model")) == (4, draft)
+
+
 def test_disable_by_batch_size_becomes_a_schedule() -> None:
     made = command("0.26.0", **PAIR, speculative_disable_by_batch_size=32)
     schedule = speculative(made)["num_speculative_tokens_per_batch_size"]
