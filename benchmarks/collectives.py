@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from paceline.bench.environment import environment
+from paceline.distributed.group import dist
 from paceline.distributed.world import MeetingPoint, World
 from paceline.engine.core_process import end_with_parent
 
@@ -50,8 +51,29 @@ def seconds_each(call: Callable[[], object], device: torch.device) -> float:
     return start.elapsed_time(end) / 1e3 / (4 * IN_A_GRAPH)
 
 
-def measure(world: World, hidden: int, vocab: int) -> list[dict[str, Any]]:
+class SymmetricMemory:
+    """torch's one-shot all-reduce over peer-to-peer memory: what a kernel of our own for small sums could be worth."""
+
+    def __init__(self, port: int, world: World, num_elements: int) -> None:
+        from torch._C._distributed_c10d import _SymmetricMemory
+
+        store = dist.PrefixStore("symmetric", dist.TCPStore("127.0.0.1", port, world.size, is_master=False))
+        _SymmetricMemory.set_group_info("symmetric", world.rank, world.size, store)
+        self._buffer = _SymmetricMemory.empty_strided_p2p(
+            (num_elements,), [1], torch.bfloat16, world.device, "symmetric"
+        )
+        _SymmetricMemory.rendezvous(self._buffer)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(
+            self._buffer[: x.numel()], x.view(-1), "sum", "symmetric"
+        )
+        return total
+
+
+def measure(world: World, hidden: int, vocab: int, port: int) -> list[dict[str, Any]]:
     rows = []
+    one_shot = SymmetricMemory(port, world, max(TOKENS) * hidden) if world.device.type == "cuda" else None
     for tokens in TOKENS:
         x = torch.zeros(tokens, hidden, dtype=torch.bfloat16, device=world.device)
         logits = torch.zeros(tokens, vocab // world.size, dtype=torch.bfloat16, device=world.device)
@@ -59,6 +81,7 @@ def measure(world: World, hidden: int, vocab: int) -> list[dict[str, Any]]:
             {
                 "tokens": tokens,
                 "all_reduce_seconds": seconds_each(lambda x=x: world.target.all_reduce(x), world.device),
+                "one_shot_seconds": one_shot and seconds_each(lambda x=x: one_shot.all_reduce(x), world.device),
                 "all_gather_logits_seconds": seconds_each(
                     lambda logits=logits: world.target.all_gather(logits), world.device
                 ),
@@ -89,13 +112,14 @@ def main() -> None:
         end_with_parent(sys.stdin.fileno())
     device = torch.device(kind, options.rank) if kind == "cuda" else torch.device("cpu")
     world = World.connect(port, options.rank, options.ranks, 1, device)
-    rows = measure(world, options.hidden, options.vocab)
+    rows = measure(world, options.hidden, options.vocab, port)
     world.target.minimum(0)
     if meeting is None:
         return
     for row in rows:
         print(
-            f"{row['tokens']:4} tokens: all-reduce {row['all_reduce_seconds'] * 1e6:8.1f} us, "
+            f"{row['tokens']:4} tokens: all-reduce {row['all_reduce_seconds'] * 1e6:8.1f} us, one-shot "
+            f"{(row['one_shot_seconds'] or 0) * 1e6:8.1f} us, "
             f"all-gather of logits {row['all_gather_logits_seconds'] * 1e6:8.1f} us"
         )
     for other in others:

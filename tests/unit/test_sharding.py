@@ -96,4 +96,4 @@ def test_what_a_replicated_draft_costs_in_cache(tmp_path: Path, draft_size: int,
     assert "(+10%)" in cost.words
     assert bool(cost.advice) == advised
     if advised:
-        assert "draft_tensor_parallel_size=4 it had room for 27% more positions" in cost.advice
+        assert "draft_tensor_parallel_size=4 it would have room for 27% more positions" in cost.advice

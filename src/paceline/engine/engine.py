@@ -175,7 +175,9 @@ class Engine:
     # -- what users see --------------------------------------------------------------------------------
 
     def stats(self) -> EngineStats:
-        """The counters now; the caller may keep the object."""
+        """The counters now; the caller may keep the object. Raises EngineDeadError when a rank is gone: a heartbeat
+        must not say that all is well while nothing is computed."""
+        self._executor.check_health()
         scheduler, blocks = self._scheduler, self._scheduler.blocks
         self._stats.num_running = len(scheduler.running)
         self._stats.num_waiting = len(scheduler.waiting) + sum(map(len, self._siblings.values())) + len(self._grammars)

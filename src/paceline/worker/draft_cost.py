@@ -32,14 +32,14 @@ def draft_cost(config: EngineConfig, target: Architecture, draft: Architecture, 
     split = _split_numbers(config, size)
     if split is None or split >= added:
         return DraftCost(words)
-    words += f"; with draft_tensor_parallel_size={size} the draft's were {split:,} (+{split / own:.0%})"
+    words += f"; with draft_tensor_parallel_size={size} the draft's would be {split:,} (+{split / own:.0%})"
     gain = (own + added) / (own + split) - 1
     if memory.is_all or gain < _WORTH_SAYING:
         return DraftCost(words)
     return DraftCost(
         words,
         f"The cache is short of what max_num_seqs at max_model_len could use, and the draft takes "
-        f"{added / (own + added):.0%} of it on every rank. With draft_tensor_parallel_size={size} it had room for "
+        f"{added / (own + added):.0%} of it on every rank. With draft_tensor_parallel_size={size} it would have room for "
         f"{gain:.0%} more positions; a draft on fewer ranks is faster, one on more leaves more cache.",
     )
 
