@@ -39,8 +39,8 @@ def draft_cost(config: EngineConfig, target: Architecture, draft: Architecture, 
     return DraftCost(
         words,
         f"The cache is short of what max_num_seqs at max_model_len could use, and the draft takes "
-        f"{added / (own + added):.0%} of it on every rank. With draft_tensor_parallel_size={size} it would have room for "
-        f"{gain:.0%} more positions; a draft on fewer ranks is faster, one on more leaves more cache.",
+        f"{added / (own + added):.0%} of it on every rank. With draft_tensor_parallel_size={size} it would have room "
+        f"for {gain:.0%} more positions; a draft on fewer ranks is faster, one on more leaves more cache.",
     )
 
 
