@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -132,7 +133,14 @@ def main() -> None:
 
     def keep() -> None:
         if meeting is not None and options.out is not None:
-            content = {**environment(kind), "ranks": options.ranks, "hidden": options.hidden, "rows": rows}
+            command = shlex.join(["python", "benchmarks/collectives.py", *sys.argv[1:]])
+            content = {
+                **environment(kind),
+                "command": command,
+                "ranks": options.ranks,
+                "hidden": options.hidden,
+                "rows": rows,
+            }
             options.out.write_text(json.dumps(content, indent=1) + "\n")
 
     keep()
