@@ -26,6 +26,7 @@ import pytest
 
 FAKES = Path(__file__).resolve().parents[1] / "unit"
 SCRIPT = """
+import os
 import socket
 import sys
 from server_fakes import FakeTokenizer, fake_config
@@ -37,7 +38,7 @@ class Tokenizer(FakeTokenizer):
     def token_table(self):
         return {"longest": 0}
 resolved = Resolved(fake_config(sys.argv[1]), Tokenizer())
-logs = LogOptions(level="warning")
+logs = LogOptions(level=os.environ["LOG_LEVEL"])
 set_up_logging(logs)
 options = ServerOptions(shutdown_grace_seconds=float(sys.argv[2]), stall_seconds=2.0, logs=logs)
 announce = lambda table, url: print(url, flush=True)
@@ -72,7 +73,11 @@ class RunningServer:
 
 @contextmanager
 def start(
-    name: str = "fake", grace: int = 10, log: Path | None = None, listener: socket.socket | None = None
+    name: str = "fake",
+    grace: int = 10,
+    log: Path | None = None,
+    listener: socket.socket | None = None,
+    log_level: str = "error",
 ) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT, name, str(grace), *([str(listener.fileno())] if listener else [])],
@@ -80,7 +85,8 @@ def start(
         stdout=subprocess.PIPE,
         stderr=log.open("w") if log else None,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")])},
+        env=os.environ
+        | {"LOG_LEVEL": log_level, "PYTHONPATH": os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")])},
     )
     try:
         yield process
@@ -201,14 +207,19 @@ def test_p42_an_engine_that_is_stopped_turns_health_503_and_back(server: Running
     assert chat(server, max_tokens=2).choices[0].message.content == " w2 w3"
 
 
-def test_probes_are_answered_while_the_model_loads(tmp_path: Path) -> None:
+def test_probes_are_answered_while_the_model_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading = tmp_path / "loading"
+    loading.touch()
+    monkeypatch.setenv("LOADING", str(loading))
     with socket.create_server(("127.0.0.1", 0)) as listener, start("slow", listener=listener) as process:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        early = {path: httpx.get(url + path) for path in ("/health/live", "/health/ready", "/health", "/v1/models")}
+        paths = ("/health/live", "/health/ready", "/health", "/v1/models")
+        early = {path: httpx.get(url + path, timeout=60) for path in paths}
         assert [response.status_code for response in early.values()] == [200, 503, 503, 503]
         assert early["/health/live"].json() == {"status": "loading"}
         assert early["/v1/models"].json()["error"]["code"] == "model_loading"
         assert early["/v1/models"].headers["retry-after"] == "5"
+        loading.unlink()
         server = RunningServer(process)
         assert httpx.get(f"{url}/health/ready").status_code == 200
         assert chat(server, model="slow", max_tokens=2).choices[0].message.content == " w2 w3"
@@ -216,12 +227,12 @@ def test_probes_are_answered_while_the_model_loads(tmp_path: Path) -> None:
 
 def test_a_full_disk_for_the_log_costs_log_lines_only() -> None:
     """/dev/full: every write fails with 'no space left on device', in both processes."""
-    with start(log=Path("/dev/full")) as process:
+    with start(log=Path("/dev/full"), log_level="info") as process:
         server = RunningServer(process)
         assert chat(server, max_tokens=2).choices[0].message.content == " w2 w3"
         with pytest.raises(openai.InternalServerError):
             server.client.completions.create(model="fake", prompt=[99])  # logged as a warning
-        server.wait_for("log_lines_dropped_total", 1)
+        server.wait_for("log_lines_dropped_total", 2)  # a line each
         assert httpx.get(f"{server.url}/health").status_code == 200
         process.terminate()  # 'Stopping.' cannot be said either
         server.ended(status=0, within=15)

@@ -7,6 +7,7 @@ draft. Token ids are positions in VOCABULARY; `FakeTokenizer` reads and writes t
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -154,7 +155,8 @@ def make_fake(config: EngineConfig) -> FakeEngine:
         case "loading":
             time.sleep(60)
         case "slow":
-            time.sleep(1.5)
+            while Path(os.environ["LOADING"]).exists():
+                time.sleep(0.05)
         case "stuck":
             return FakeEngine(config, step_seconds=60)
     return FakeEngine(config, step_seconds=0.01)
