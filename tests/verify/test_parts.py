@@ -13,6 +13,7 @@ import pytest
 from verify.pair import PROMPTS, make_verifiable, options
 
 from paceline import LLM
+from paceline.engine.step_costs import Curve, RaggedCosts
 from paceline.errors import ConfigurationError, InvalidRequestError, PacelineError
 from paceline.verify import determinism, parity, prompts
 from paceline.verify.cases import Setting
@@ -195,6 +196,18 @@ def test_an_engine_that_fails_a_request_is_no_verdict(pair: tuple[str, str]) -> 
         pytest.raises(InvalidRequestError, match="outside the vocabulary"),
     ):
         answer(llm, [Request([5000], {}, 1, 2)])
+
+
+def test_the_law_with_k_that_follows_load_and_acceptance(
+    pair: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With costs at which it depends on both whether a row drafts, and how much."""
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+    costs = RaggedCosts(Curve([1, 64, 256], [1.0, 3.0, 20.0]), Curve([1, 64], [0.02, 0.2]))
+    monkeypatch.setattr("paceline.engine.cost_cache.measure_costs", lambda config, executor: costs)
+    report = verify(options(pair, adaptive=True, numbers=(3,), samples=80))
+    assert report.passed
+    assert all("K from 0 to 3" in test.mode for test in report.law)
 
 
 def test_another_seed_draws_other_answers(pair: tuple[str, str]) -> None:

@@ -337,6 +337,9 @@ def verify(
         int | None, typer.Option(help="Answers of each case. Default 96, with --quick 48.", show_default=False)
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer answers, and no n-gram beside a draft model.")] = False,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="K follows load and acceptance, as a server's does; else it is fixed.")
+    ] = False,
     acceptance: Annotated[
         list[str] | None, typer.Option(help="rejection or block. May be repeated. Default: both.", show_default=False)
     ] = None,
@@ -372,7 +375,7 @@ def verify(
     from paceline.cli.verify import Choices, Files, run_verify, run_verify_url
 
     files = Files(prompts, json_file, html_file)
-    choices = Choices(num_speculative_tokens or [], samples, quick, acceptance or [], only or [], oracle)
+    choices = Choices(num_speculative_tokens or [], samples, quick, adaptive, acceptance or [], only or [], oracle)
     if url is not None or baseline_url is not None:
         raise typer.Exit(run_verify_url(url, baseline_url, model, engine, choices, files))
     raise typer.Exit(run_verify(model, engine, choices, files))

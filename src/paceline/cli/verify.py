@@ -57,6 +57,7 @@ class Choices:
     numbers: Sequence[int] = ()
     samples: int | None = None
     quick: bool = False
+    adaptive: bool = False
     methods: Sequence[str] = ()
     only: Sequence[str] = ()
     oracle: str = "transformers"
@@ -102,6 +103,7 @@ def _refuse_choices(choices: Choices, *, has_baseline: bool) -> None:
         "--num-speculative-tokens": choices.numbers,
         "--samples": choices.samples,
         "--quick": choices.quick,
+        "--adaptive": choices.adaptive,
         "--acceptance": choices.methods,
         "--oracle": choices.oracle != Choices().oracle,
     }
@@ -142,6 +144,7 @@ def make_options(
         prompts=prompts,
         samples=samples if choices.samples is None else choices.samples,
         quick=choices.quick,
+        adaptive=choices.adaptive,
         methods=tuple(choices.methods) or METHODS,
         oracle=choices.oracle,
         parts=tuple(choices.only) or PARTS,

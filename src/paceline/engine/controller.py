@@ -37,6 +37,7 @@ LEAST_ROW_WAIT, MOST_ROW_WAIT = 24, 384
 USELESS = 0.05  # first drafts taken: fewer say that the draft does not fit the model
 _BETTER = 1.01
 _LOST_PROBE = 12  # steps: a probe whose rows found nothing to draft is over
+_RECHECK = 8  # steps: a rest is thought over so often, or when rows come or go; thinking costs time as well
 _MANY_ROWS = 16  # above, a padded batch is judged by all traffic: its requests are that traffic
 
 
@@ -48,6 +49,8 @@ class _Rest:
     steps: int = 0
     probe_left: int = 0  # steps with drafts that the probe still wants
     probe_age: int = 0
+    num_rows: int = 0  # when it was thought over
+    unchecked: int = 0  # steps since
     has_news: bool = False  # a probe is over and has changed nothing
     probed: frozenset[int] = frozenset()  # the rows of the probe
 
@@ -107,6 +110,9 @@ class SpeculationController:
         self._decided = {}
         if not any(row.most for row in rows):
             return
+        if self._may_sleep_on(rows):
+            self._expected = plain(rows, self.costs, others)
+            return
         choice = self._choose(rows, others)
         if not any(choice.counts):
             if self._rest is None:
@@ -123,6 +129,16 @@ class SpeculationController:
         self._k = max(choice.counts)
         self._expected = choice
         self._decided = {row.seq_id: count for row, count in zip(rows, choice.counts, strict=True)}
+
+    def _may_sleep_on(self, rows: Seq[DraftingRow]) -> bool:
+        """It rests, and nothing has happened that could change that."""
+        rest = self._rest
+        if rest is None or rest.is_probing or (rest.unchecked >= _RECHECK) or len(rows) != rest.num_rows:
+            if rest is not None:
+                rest.num_rows, rest.unchecked = len(rows), 0
+            return False
+        rest.unchecked += 1
+        return True
 
     def _choose(self, rows: Seq[DraftingRow], others: int) -> Choice:
         """The best; but nobody is sent to rest as long as it may be bad luck."""

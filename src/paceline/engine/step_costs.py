@@ -127,7 +127,10 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
         size, column = self._cell(len(counts), k)
         reading = self._reading(len(counts), k, positions)
         seconds = draft_seconds + other_seconds - reading
-        self.table[size][column] *= self.refresher.correction(self.table[size][column], seconds)
+        row = self.table[size]
+        row[column] *= self.refresher.correction(row[column], seconds)
+        for other, value in enumerate(row):  # never falling
+            row[other] = min(value, row[column]) if other < column else max(value, row[column])
 
 
 class RaggedCosts(msgspec.Struct, tag="ragged"):

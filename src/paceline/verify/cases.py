@@ -7,7 +7,7 @@ chosen so that every parameter that shapes a law is there alone or with others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.verify.law import check_fields
@@ -29,17 +29,22 @@ PARITY_TEXTS = (
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """One way to speculate; an LLM is loaded for each. `draft` None: n-gram."""
+    """One way to speculate; an LLM is loaded for each. `draft` None: n-gram.
+
+    adaptive: K is the most, and the controller chooses; requests bring no seed then, because with one K is fixed.
+    """
 
     draft: str | None
     num_speculative_tokens: int
     acceptance: str = "rejection"
     batch: int = 64  # sequences in a step, at most
+    adaptive: bool = False
 
     @property
     def name(self) -> str:
         proposer = "n-gram" if self.draft is None else "draft"
-        return f"{proposer}, K={self.num_speculative_tokens}, {self.acceptance}, batch {self.batch}"
+        k = f"K from 0 to {self.num_speculative_tokens}" if self.adaptive else f"K={self.num_speculative_tokens}"
+        return f"{proposer}, {k}, {self.acceptance}, batch {self.batch}"
 
     @property
     def num_places(self) -> int:
@@ -48,7 +53,8 @@ class Mode:
 
     def speculative_config(self) -> dict[str, Any]:
         proposer = {"method": "ngram"} if self.draft is None else {"model": self.draft}
-        config: dict[str, Any] = {**proposer, "num_speculative_tokens": self.num_speculative_tokens, "adaptive": False}
+        config: dict[str, Any] = {**proposer, "num_speculative_tokens": self.num_speculative_tokens}
+        config["adaptive"] = self.adaptive
         if self.acceptance == "block":
             config["rejection_sample_method"] = "block"
         return config
@@ -85,7 +91,9 @@ NUM_ALLOWED = 4  # besides the first token
 METHODS = ("rejection", "block")
 
 
-def modes(draft: str | None, numbers: Sequence[int], methods: Sequence[str], *, quick: bool) -> list[Mode]:
+def modes(
+    draft: str | None, numbers: Sequence[int], methods: Sequence[str], *, quick: bool, adaptive: bool = False
+) -> list[Mode]:
     """`numbers`: values of K, ascending. Methods differ only where K > 1: block verification takes the largest K."""
     found = []
     if "rejection" in methods:
@@ -94,7 +102,7 @@ def modes(draft: str | None, numbers: Sequence[int], methods: Sequence[str], *, 
         found.append(Mode(draft, numbers[-1], "block", batch=64))
     if draft is not None and not quick:
         found.append(Mode(None, numbers[-1], methods[0], batch=16))
-    return found
+    return [replace(mode, adaptive=adaptive) for mode in found]
 
 
 def settings(prompts: Sequence[Prompt], ends: Sequence[int], *, absolute: bool, repeating: int = 0) -> list[Setting]:

@@ -45,6 +45,7 @@ class Options:
     """engine: arguments of LLM, less those of speculation. prompts: text or token ids; None: our own.
 
     samples: answers of each case; the error that can be found falls with their square root.
+    adaptive: K is chosen by load and acceptance, up to each of `numbers`.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Options:
     parity_tokens: int = 20
     seed: int = 0
     quick: bool = False
+    adaptive: bool = False
     methods: tuple[str, ...] = cases.METHODS
     oracle: str = "transformers"
     parts: tuple[str, ...] = PARTS
@@ -87,7 +89,10 @@ class _Run:
         self.options = options
         self.make_llm = make_llm
         self.progress = progress
-        self.modes = cases.modes(options.draft, sorted(set(options.numbers)), options.methods, quick=options.quick)
+        numbers = sorted(set(options.numbers))
+        self.modes = cases.modes(
+            options.draft, numbers, options.methods, quick=options.quick, adaptive=options.adaptive
+        )
         self.places: list[Place] = []
         self.fresh: list[Place] = []
         self.summaries: list[ModeSummary] = []
@@ -262,7 +267,7 @@ class _Run:
             prompt = self.prompts[case.setting.prompt].token_ids
             tokens = max(mode.num_places, case.setting.params.get("min_tokens", 0))
             for seed in seeds(samples, f"{self.options.seed}/{stage}/{mode.name}/{case.setting.name}"):
-                requests.append(Request(prompt, case.setting.params, seed, tokens))
+                requests.append(Request(prompt, case.setting.params, None if mode.adaptive else seed, tokens))
                 owners.append(case)
         mixed, place = shuffled(requests, f"{self.options.seed}/{stage}/{mode.name}")
         self.progress.stage(f"{mode.name}: {'law' if stage == 'first' else f'law, {stage} answers'}", len(mixed))
