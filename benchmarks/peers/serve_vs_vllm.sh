@@ -22,7 +22,12 @@ TARGET=$(folder_of smollm2-135m-instruct)
 DRAFT=$(folder_of smollm2-135m-instruct-draft)
 LOGS=$(mktemp -d)
 servers=()
-trap 'kill "${servers[@]}" 2>/dev/null || true; wait' EXIT
+stop() { # vLLM's processes may outlive a polite request
+  kill "${servers[@]}" 2>/dev/null || true
+  for _ in $(seq 20); do [ -n "$(jobs -r)" ] || return 0; sleep 1; done
+  for server in "${servers[@]}"; do pkill -9 -P "$server" || true; kill -9 "$server" 2>/dev/null || true; done
+}
+trap stop EXIT
 
 "$PYTHON" -m paceline.cli serve smollm2-135m-instruct --speculative-model smollm2-135m-instruct-draft \
   --dtype "$DTYPE" --max-model-len $LENGTH --port "$PORT" > "$LOGS/paceline.log" 2>&1 &
