@@ -304,7 +304,7 @@ def test_p33_summary_of_two_arms_and_their_break_even() -> None:
 
 
 def test_break_even_says_so_where_there_is_none() -> None:
-    for gains, words in (((1.5, 1.2), "no fewer"), ((0.9, 0.8), "fewer tokens a second than off at all")):
+    for gains, words in (((1.5, 1.2), "no fewer"), ((0.9, 0.8), "fewer tokens a second than off at 1 to 8 users")):
         (even,) = summarize(two_arms(gains=gains)).break_even
         assert even.users is None
         assert words in even.words
@@ -620,3 +620,10 @@ def test_a_server_that_dies_leaves_the_cases_before(tmp_path: Path, capsys: pyte
 
 def test_text_tally_without_text_has_no_events() -> None:
     assert TextTally(None).resolve(5) == []
+
+
+def test_a_gain_that_intervals_do_not_show_is_said_to_be_unsure() -> None:
+    (even,) = summarize(two_arms(gains=(1.02, 1.01))).break_even
+    assert "interval holds both gain and loss at 1, 8 users" in even.words
+    (one,) = summarize(two_arms(users=(4,), gains=(1.5,))).break_even
+    assert "at 4 users" in one.words

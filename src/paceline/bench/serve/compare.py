@@ -74,19 +74,30 @@ def _of_values(above: Estimate | None, below: Estimate | None) -> Estimate | Non
 def break_even(compared: Sequence[Comparison]) -> list[BreakEven]:
     found = []
     for arm, baseline in dict.fromkeys((c.arm, c.baseline) for c in compared):
-        points = sorted(
-            (c.load.value, c.throughput_gain.value)
+        gains = {
+            c.load.value: c.throughput_gain
             for c in compared
             if c.arm == arm and c.throughput_gain is not None and c.load.kind == "users"
-        )
-        if points:
-            found.append(_break_even(arm, baseline, points))
+        }
+        if gains:
+            even = _break_even(arm, baseline, sorted((users, gain.value) for users, gain in gains.items()))
+            even.words += _doubt(gains)
+            found.append(even)
     return found
+
+
+def _doubt(gains: Mapping[float, Estimate]) -> str:
+    """Where the intervals cannot tell a gain from a loss."""
+    unsure = [
+        f"{users:g}" for users, gain in sorted(gains.items()) if gain.low and gain.high and gain.low < 1 < gain.high
+    ]
+    return f" The 95 % interval holds both gain and loss at {', '.join(unsure)} users." if unsure else ""
 
 
 def _break_even(arm: str, baseline: str, points: Sequence[tuple[float, float]]) -> BreakEven:
     """Where the gain last falls through 1, straight between two points over the logarithm of the users."""
     first, last = points[0], points[-1]
+    loads = f"{first[0]:g} to {last[0]:g} users" if len(points) > 1 else Load("users", first[0]).label
     users = None
     for (one, before), (two, after) in pairwise(points):
         if before >= 1 > after:
@@ -95,9 +106,9 @@ def _break_even(arm: str, baseline: str, points: Sequence[tuple[float, float]]) 
     if users is not None:
         words = f"{arm} gains up to about {users:.3g} users; above that {baseline} gives more tokens a second."
     elif all(gain >= 1 for _, gain in points):
-        words = f"{arm} gives no fewer tokens a second than {baseline} at {first[0]:g} to {last[0]:g} users."
+        words = f"{arm} gives no fewer tokens a second than {baseline} at {loads}."
     elif all(gain < 1 for _, gain in points):
-        words = f"{arm} gives fewer tokens a second than {baseline} at all of {first[0]:g} to {last[0]:g} users."
+        words = f"{arm} gives fewer tokens a second than {baseline} at {loads}."
     else:
         words = f"{arm} gives more tokens a second than {baseline} at {last[0]:g} users and fewer at {first[0]:g}."
     return BreakEven(arm, baseline, users, words)
