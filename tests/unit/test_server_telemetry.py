@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from engine.tagged import TaggedExecutor, make_engine, request
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
@@ -327,3 +328,32 @@ def test_a_long_prompt_holds_up_no_other_request() -> None:
 
     assert asyncio.run(both()) == [200] * 3
     assert server.telemetry.num_in_progress == 0
+
+
+def test_the_parts_of_a_step_are_told_apart() -> None:
+    """Scheduling is the host's own work: not what the executor takes, in whichever call it takes it."""
+    clock = Clock()
+
+    class Executor(TaggedExecutor):
+        def submit(self, plan: Any) -> None:
+            clock.now += 1.0
+            super().submit(plan)
+
+        def collect(self) -> Any:
+            clock.now += 0.25
+            return super().collect()
+
+    engine = make_engine(Executor())
+    engine._clock = clock
+    engine.add_request(request("a", [3, 4], max_tokens=1))
+    clock.now += 5.0  # it waits
+    (delta,) = engine.step()
+    clock.now += 100.0  # nothing to do
+    stats = engine.stats()
+    assert (stats.step_seconds, stats.schedule_seconds, stats.gap_seconds) == (1.25, 0.0, 1.25)
+    assert delta.queue_seconds == 5.0
+    engine.add_request(request("b", [3, 4, 5], max_tokens=20))
+    engine.step()
+    clock.now += 0.5  # between two steps, with work at hand
+    engine.step()
+    assert engine.stats().gap_seconds == pytest.approx(3 * 1.25 + 0.5)

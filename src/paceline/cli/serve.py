@@ -45,7 +45,7 @@ def _run_for_machines(
 
     def announce(table: dict[str, str], url: str) -> None:
         tell("configuration", {"configuration": table})
-        tell("serving", {"url": url, "served_model_names": list(options.served_model_names)})
+        tell("serving", {"url": url, "model": table.get("model", "")})
 
     try:
         with open_port(host, port) as listener:

@@ -69,6 +69,7 @@ class Engine:
         self._queued: dict[int, Sequence] = {}  # by seq_id: those that no step has had a row of yet
         self._unreported: list[SequenceDelta] = []
         self._next_seq_id = 0
+        self._submit_seconds = 0.0  # of this step: on a CPU the models run while a plan is submitted
         self._last_step_end: float | None = None  # None: there was nothing to do since
         self._stats = EngineStats()
         self._stats.proposer = PROPOSERS[config.speculative.method] if config.speculative is not None else ""
@@ -131,7 +132,7 @@ class Engine:
         if len(self._grammars):
             idle = not (self._scheduler.has_unfinished() or self._unreported)
             self._admit_prepared(self._grammars.take(idle=idle))
-        started = self._clock()
+        started, self._submit_seconds = self._clock(), 0.0
         if not self._scheduler.num_under_way:
             self._submit(self._scheduler.schedule())
         if self._executor.can_run_ahead():
@@ -152,7 +153,9 @@ class Engine:
             return
         if self._queued:
             self._leave_queue(plan)
+        submitted = self._clock()
         self._executor.submit(plan)
+        self._submit_seconds += self._clock() - submitted
 
     def _leave_queue(self, plan: StepPlan) -> None:
         now = self._clock()
@@ -169,7 +172,7 @@ class Engine:
         deltas = [self._delta(update) for update in updates if update.token_ids or update.sequence.finish_reason]
         for update in updates:
             self._release_siblings(update.sequence)
-        self._count_step(result, started, self._clock(), executed - planned)
+        self._count_step(result, started, self._clock(), executed - planned + self._submit_seconds)
         return deltas
 
     # -- what users see --------------------------------------------------------------------------------
