@@ -37,7 +37,12 @@ def main() -> int:
         if run.returncode != 0:
             return run.returncode
         outcome = [line for line in run.stdout.splitlines() if line.startswith(("PASSED", "SKIPPED", "FAILED"))]
-        print(record(arguments.name, _with_earlier(arguments.name, outcome, json.loads(seen.read_text()))))
+        print(
+            record(
+                arguments.name,
+                _with_earlier(arguments.name, outcome, json.loads(seen.read_text()) if seen.exists() else {}),
+            )
+        )
     return 0
 
 
