@@ -335,7 +335,7 @@ def main() -> int:
     parser.add_argument("--record", action="store_true", help="write benchmarks/results/load-test.json")
     options, options.serve_arguments = parser.parse_known_args()  # what is left goes to `paceline serve`
     if "--kv-cache-memory-bytes" not in options.serve_arguments:  # a pool fills up before its blocks are used again
-        options.serve_arguments += ["--kv-cache-memory-bytes", str(128 * 2**20), "--max-model-len", "2048"]
+        options.serve_arguments += ["--kv-cache-memory-bytes", str(64 * 2**20), "--max-model-len", "1024"]
     with running(options) as server:
         shown = asyncio.run(abuse(server, options))
         shown |= {"engine_killed": asyncio.run(kill_engine(server))}
