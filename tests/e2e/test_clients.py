@@ -123,6 +123,23 @@ def test_a_conversation_with_tool_results(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.tool_calls is None
 
 
+def test_responses(client: openai.OpenAI) -> None:
+    asked: Any = {"model": MODEL, "input": "hello", "max_output_tokens": 30, "extra_body": {"seed": 4}}
+    whole = client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_response()
+    assert streamed.output_text == whole.output_text
+    tool: Any = {"type": "function", "strict": True, **WEATHER["function"]}
+    called = client.responses.create(
+        model=MODEL, input="weather?", tools=[tool], tool_choice="required", parallel_tool_calls=False
+    )
+    (call,) = called.output
+    assert call.type == "function_call"
+    check_call(call.name, call.arguments)
+
+
 def test_raw_fields_of_ours(client: openai.OpenAI) -> None:
     answer = client.completions.create(
         model=MODEL, prompt="a b a b a b", max_tokens=12, temperature=0,

@@ -22,6 +22,7 @@ from paceline.server.health import health_router
 from paceline.server.metrics import Snapshot, render_metrics
 from paceline.server.requests import Requests, RequestsMiddleware
 from paceline.server.responses import Json
+from paceline.server.responses_api.router import responses_router
 from paceline.server.service import ServerState
 from paceline.server.telemetry.client import ObservedClient
 from paceline.server.telemetry.live import LiveStatus
@@ -60,7 +61,7 @@ def create_app(
         body_timeout=access.body_timeout,
     )
     app.add_middleware(Guard, access=access, limits=limits)
-    for router in (chat_router, completions_router, tokenize_router, _models_router):
+    for router in (chat_router, completions_router, responses_router, tokenize_router, _models_router):
         app.include_router(router(state))
     app.include_router(health_router(live))
     app.include_router(_status_router(state, live))

@@ -23,6 +23,11 @@ logger = logging.getLogger(__name__)
 
 _UNREADABLE = "There was an error parsing the body"  # FastAPI's words for bytes, numbers and depths that json refuses
 
+_UNION_MEMBERS = frozenset({  # pydantic puts their names into the path of a field
+    "str", "int", "float", "bool", "dict", "TextPart", "ToolChoice", "FlatChoice", "FlatAllowed", "InputText",
+    "InputMessage", "InputCall", "InputResult", "list[InputText]", "list[TextPart]",
+})  # fmt: skip
+
 CLIENT_GONE = 499  # nobody reads this answer; the number is for the access log
 
 
@@ -215,6 +220,6 @@ def _path(location: Sequence[str | int]) -> str:
     for part in location[1:]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() and part not in ("str", "int", "float", "bool", "dict", "TextPart"):
+        elif part.isidentifier() and part not in _UNION_MEMBERS:
             path += f".{part}"
     return path

@@ -29,6 +29,7 @@ from paceline.server.requests import Requests
 from paceline.server.token_text import token_bytes
 from paceline.server.tools.answer import ToolAnswer
 from paceline.server.tools.formats import ToolFormat, tool_format
+from paceline.server.tools.parser import ToolParser
 from paceline.server.tools.plan import ToolPlan
 from paceline.tokenizer import Tokenizer
 
@@ -145,6 +146,9 @@ class ServerState:
 
     def tool_answer(self, plan: ToolPlan) -> ToolAnswer:
         return ToolAnswer(plan, self._end_texts if plan.shows_special_tokens else ())
+
+    def tool_parser(self, plan: ToolPlan) -> ToolParser:
+        return plan.parser(self._end_texts if plan.shows_special_tokens else ())
 
     @cached_property
     def _end_texts(self) -> tuple[str, ...]:

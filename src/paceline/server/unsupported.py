@@ -46,6 +46,27 @@ CHAT: dict[str, Foreign] = COMMON | {
     "documents": Foreign((None, []), "put the documents into the messages."),
 }
 
+RESPONSES: dict[str, Foreign] = {
+    "store": Foreign((None, False), _NO_STORE),
+    "previous_response_id": Foreign((None,), _NO_STORE + " Send the whole conversation as input."),
+    "conversation": Foreign((None,), _NO_STORE + " Send the whole conversation as input."),
+    "prompt": Foreign((None,), _NO_STORE),
+    "background": Foreign((None, False), _NO_STORE),
+    "background_options": Foreign((None, {}), _NO_STORE),
+    "context_management": Foreign((None, []), "prompts are never cut silently."),
+    "truncation": Foreign((None, "disabled"), "prompts are never cut silently."),
+    "include": Foreign((None, []), "there is nothing more to include."),
+    "top_logprobs": Foreign((None, 0), "log-probabilities come with /v1/chat/completions."),
+    "reasoning": Foreign((None, {}), "pass chat_template_kwargs if the model's template has such a switch."),
+    "max_tool_calls": Foreign((None,), "no tool is run on this server."),
+    "service_tier": CHAT["service_tier"],
+    "moderation": CHAT["moderation"],
+    "prompt_cache_options": CHAT["prompt_cache_options"],
+    "prompt_cache_retention": CHAT["prompt_cache_retention"],
+    "image": Foreign((None,), _TEXT_ONLY),
+    "access_programs": Foreign((None, []), "there is nothing of the kind on this server."),
+}
+
 TOKENIZE: dict[str, Foreign] = {
     "chat_template": Foreign((None,), "the model's own template is used."),
     "mm_processor_kwargs": Foreign((None, {}), _TEXT_ONLY),
