@@ -31,7 +31,7 @@ _TEXT = (
 )
 ENVIRONMENT = {
     "PACELINE_HOME": "Where models are kept. Default ~/.cache/paceline.",
-    "PACELINE_API_KEYS": "API keys, separated by commas, beside those of --api-key-file.",
+    "PACELINE_API_KEYS": "API keys, separated by commas; not together with --api-key-file.",
     "HF_TOKEN": "For repositories of a model hub that ask for one.",
     "OMP_NUM_THREADS": "Threads of the engine on a CPU. Default: one a core.",
 }
