@@ -124,7 +124,9 @@ def test_a_conversation_with_tool_results(client: openai.OpenAI) -> None:
 
 
 def test_responses(client: openai.OpenAI) -> None:
-    asked: Any = {"model": MODEL, "input": "hello", "max_output_tokens": 30, "extra_body": {"seed": 4}}
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    form = {"format": {"type": "json_schema", "name": "answer", "schema": schema}}  # so that the answer has an end
+    asked: Any = {"model": MODEL, "input": "hello", "max_output_tokens": 400, "text": form, "extra_body": {"seed": 4}}
     whole = client.responses.create(**asked)
     with client.responses.stream(**asked) as stream:
         for _ in stream:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-EXAMPLES = {"POST": 60, "GET": 5}
+EXAMPLES = {"POST": 40, "GET": 5}
 
 
 def check(case: Any, url: str) -> int:

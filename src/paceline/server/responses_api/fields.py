@@ -166,13 +166,14 @@ class ResponsesRequest(Body):
     min_p: float | None = None
     priority: Int | None = None
     speculation: Any = None
+    cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     def as_chat(self) -> ChatRequest:
         """Raises InvalidRequestError."""
         same = (
             "model", "temperature", "top_p", "parallel_tool_calls", "seed", "top_k", "min_p", "priority",
-            "speculation", "chat_template_kwargs",
+            "speculation", "cache_salt", "chat_template_kwargs",
         )  # fmt: skip
         fields = {name: getattr(self, name) for name in same}
         fields["max_completion_tokens"] = self.max_output_tokens

@@ -38,7 +38,9 @@ def responses_router(state: ServerState) -> APIRouter:
             tokenised = state.chat_prompt(chat.messages, chat.template_arguments(), plan)
             prompt = await while_connected(request.receive, state.requests, tokenised)
             answer = _Answer(state, body, plan)
-            generation = state.generation(request.scope, answer.name, [prompt], params, priority=body.priority)
+            generation = state.generation(
+                request.scope, answer.name, [prompt], params, priority=body.priority, cache_salt=chat.cache_salt
+            )
             if body.stream:
                 return await open_stream(request, state.requests, answer.events(generation))
             return json_response(await while_connected(request.receive, state.requests, answer.complete(generation)))
