@@ -96,7 +96,8 @@ class Refusal(msgspec.Struct, frozen=True):
 class SequenceDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What one step added to one sequence: the engine's output.
 
-    token_ids[:num_accepted] are accepted drafts; what follows is the recovered or bonus token.
+    token_ids[:num_accepted] are accepted drafts; what follows is the recovered token, the bonus token where all
+    `num_drafted` drafts were accepted, or a plain token where nothing was drafted.
     `text` is what these tokens added to the visible text; it may lag behind the tokens while a
     character or a stop string is still open, and is complete with the delta that carries a finish_reason.
     """
@@ -106,6 +107,7 @@ class SequenceDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     token_ids: list[int] = []
     text: str = ""
     num_accepted: int = 0
+    num_drafted: int = 0  # proposed in this step
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None  # with the first tokens: of every prompt token but the first
     finish_reason: FinishReason | None = None

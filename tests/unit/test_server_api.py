@@ -314,6 +314,26 @@ def test_token_ids_of_prompt_and_answer(server: Server) -> None:
     assert "token_ids" not in ok(server.chat(max_tokens=1))["choices"][0]
 
 
+@pytest.mark.parametrize("path", ["chat", "complete"])
+def test_origins_of_tokens_are_streamed_where_they_are_asked_for(server: Server, path: str) -> None:
+    ask = getattr(server, path)
+    options = {"include_token_origins": True, "include_usage": True}
+    chunks = events(ask(max_tokens=5, n=2, stream=True, stream_options=options, return_token_ids=True))
+    for index in (0, 1):
+        choices = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index and "paceline" in c]
+        assert [c["paceline"]["origins"] for c in choices] == [["accepted", "bonus"], ["accepted", "bonus"], ["plain"]]
+        assert [c["paceline"]["num_drafted"] for c in choices] == [1, 1, 0]
+        for choice in choices:
+            told = choice["paceline"]["texts"]
+            assert "".join(told) == (choice["delta"]["content"] if path == "chat" else choice["text"])
+            assert len(told) == len(choice["token_ids"])
+    assert not any("paceline" in c for c in events(ask(max_tokens=5, stream=True))[-1]["choices"])
+    error = refused(ask(max_tokens=5, stream_options={"include_token_origins": True}))
+    assert (error["param"], "stream=true" in error["message"]) == ("stream_options", True)
+    error = refused(ask(stream=True, stream_options={"include_token_origins": 1}))
+    assert error["param"] == "stream_options.include_token_origins"
+
+
 def test_completion_stream_of_several_prompts(server: Server) -> None:
     chunks = events(server.complete(prompt=["a", "b"], n=2, max_tokens=4, stream=True))
     texts = [""] * 4

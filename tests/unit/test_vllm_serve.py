@@ -227,6 +227,9 @@ def test_requests_go_through_with_our_key_instead_of_the_clients() -> None:
                 assert (ignored.status_code, ignored.json()["error"]["param"]) == (400, name)
                 allowed = await client.post("/v1/completions", json={name: None, "prompt": f"what is {name}?"})
                 assert allowed.status_code == 200
+            origins = {"include_token_origins": True}
+            untold = await client.post("/v1/completions", json={"stream": True, "stream_options": origins})
+            assert untold.json()["error"]["param"] == "stream_options.include_token_origins"
             huge = await client.post("/v1/completions", content=b" " * (33 * 2**20))
             assert huge.status_code == 413
 

@@ -348,7 +348,7 @@ class Engine:
         if update.token_ids and sequence.num_output_tokens == len(update.token_ids):
             delta.prompt_logprobs = sequence.prompt_logprobs or None
             delta.queue_seconds = sequence.queue_seconds
-        delta.num_accepted = update.num_accepted
+        delta.num_accepted, delta.num_drafted = update.num_accepted, update.num_drafted
         delta.logprobs = update.logprobs
         delta.error = update.error
         delta.refusal = Refusal(code="no_token_left") if update.is_refusal else None

@@ -89,6 +89,7 @@ class _ChatAnswer:
     async def events(self, generation: Generation) -> Events:
         introduced = False
         tools = [self._tools() for _ in range(generation.num_choices)]
+        origins = self._state.token_origins(generation) if self._body.include_token_origins else None
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 if not introduced:  # the engine has accepted the request
@@ -97,6 +98,8 @@ class _ChatAnswer:
                     for choice in range(generation.num_choices):
                         yield self._chunk(generation, [chat_delta(choice, {"role": "assistant", "content": ""})], extra)
                 choice_now = self._choice(index, delta, tools[index])
+                if origins is not None and delta.token_ids:
+                    choice_now = origins.mark(choice_now or chat_delta(index, {}), index, delta)
                 if choice_now is not None:
                     yield self._chunk(generation, [choice_now])
         if self._body.include_usage:

@@ -99,6 +99,7 @@ class _TextAnswer:
     async def events(self, generation: Generation) -> Events:
         offsets = [0] * generation.num_choices  # characters of the tokens sent so far
         begun: set[int] = set()
+        origins = self._state.token_origins(generation) if self._body.include_token_origins else None
         async with aclosing(generation.deltas()) as deltas:
             async for index, delta in deltas:
                 is_first = index not in begun
@@ -113,7 +114,9 @@ class _TextAnswer:
                     choice["token_ids"] = delta.token_ids
                     if is_first:
                         choice["prompt_token_ids"] = generation.prompts[generation.prompt_of(index)]
-                if text or logprobs or delta.finish_reason or self._body.return_token_ids:
+                if origins is not None and delta.token_ids:
+                    choice = origins.mark(choice, index, delta)
+                if text or logprobs or delta.finish_reason or self._body.return_token_ids or origins is not None:
                     yield self._chunk(generation, [choice])
         if self._body.include_usage:
             yield self._last_chunk(generation)

@@ -63,7 +63,7 @@ class Generation:
         self._deadline = deadline
         self.prompts = prompts
         self.prompt_logprobs: list[list[TokenLogprobs] | None] = [None] * len(prompts)  # of all tokens but the first
-        self._params = params
+        self.params = params
         self._requests = [
             EngineRequest(
                 request_id=f"{name}-{number}",
@@ -82,11 +82,11 @@ class Generation:
 
     def prompt_of(self, index: int) -> int:
         """The number of the prompt that an answer belongs to."""
-        return index // self._params.n
+        return index // self.params.n
 
     @property
     def num_choices(self) -> int:
-        return len(self._requests) * self._params.n
+        return len(self._requests) * self.params.n
 
     @property
     def num_cached_tokens(self) -> int:
@@ -106,7 +106,7 @@ class Generation:
                     raise InvalidRequestError(str(delta.error), param=delta.refusal.param, code=delta.refusal.code)
                 if delta.finish_reason is FinishReason.ERROR:
                     raise RequestFailedError(f"The generation failed: {delta.error or 'no reason was given'}")
-                yield prompt * self._params.n + delta.index, delta
+                yield prompt * self.params.n + delta.index, delta
 
     async def _next(self, merged: AsyncGenerator[_Item, None]) -> _Item | None:
         """None at the end."""

@@ -33,6 +33,7 @@ class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # the usage so far in every chunk, beside include_usage
     include_obfuscation: Literal[False] | None = None  # padding against traffic analysis is not offered
+    include_token_origins: bool | None = None  # where each token came from, in every chunk
 
 
 class GenerationRequest(Body):
@@ -99,6 +100,10 @@ class GenerationRequest(Body):
     @property
     def usage_in_every_chunk(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    @property
+    def include_token_origins(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_token_origins)
 
     def _sampling(self, max_logprobs: int, constraint: Constraint | None, **resolved: Any) -> SamplingParams:
         given = {name: getattr(self, name) for name in _SAMPLING_FIELDS if getattr(self, name) is not None}

@@ -26,6 +26,7 @@ from paceline.server.errors import UnknownModelError
 from paceline.server.generation import Generation
 from paceline.server.messages import ChatMessage
 from paceline.server.requests import Requests
+from paceline.server.token_origins import TokenOrigins
 from paceline.server.token_text import token_bytes
 from paceline.server.tools.answer import ToolAnswer
 from paceline.server.tools.formats import ToolFormat, tool_format
@@ -82,6 +83,9 @@ class ServerState:
             cache_salt=cache_salt or "",
             deadline=self.limits.deadline(ticket),
         )
+
+    def token_origins(self, generation: Generation) -> TokenOrigins:
+        return TokenOrigins(self.tokenizer, generation.params, generation.num_choices)
 
     def check_model(self, name: str) -> None:
         if name not in self.names:
