@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import count
-from statistics import median
+from statistics import median, median_low
 
 from paceline.config import EngineConfig
 from paceline.engine.interfaces import Executor
@@ -23,7 +23,7 @@ SECONDS = 5.0  # for eager steps
 _RUNS = 3
 _CONTEXT = 128  # positions of a row
 _MORE_CONTEXT = 1024
-_EAGER_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_EAGER_ROWS = (1, 8, 32, 4, 2, 16, 64, 128)  # the range first, should time be short
 _FIRST_ID = 1 << 48  # of sequences that do not exist
 _LAG, _MORE_LAG = 16, 256
 
@@ -63,9 +63,7 @@ class _Bench:
         """Medians of the parts; one run more comes first and is not counted."""
         plan = self._plan(num_rows, k, context)
         timings = [self._run(plan).timings for _ in range(runs + 1)][1:]
-        return StepTimings(
-            median(t.draft for t in timings), median(t.verify for t in timings), median(t.accept for t in timings)
-        )
+        return StepTimings(*(median_low(part) for part in zip(*map(_parts, timings), strict=True)))
 
     def seconds(self, num_rows: int, k: int, context: int, runs: int = _RUNS, *, lag: int = 0) -> float:
         """Of a whole step; with a lag, whose step is eager, on the host's clock."""
@@ -107,6 +105,10 @@ class _Bench:
         )
 
 
+def _parts(timings: StepTimings) -> tuple[float, float, float]:
+    return timings.draft, timings.verify, timings.accept
+
+
 def total(timings: StepTimings) -> float:
     return timings.draft + timings.verify + timings.accept
 
@@ -146,7 +148,7 @@ def _ragged(bench: _Bench) -> RaggedCosts:
             started = bench.clock()
             if not bench.fits(rows, k) or (verify and started > deadline):
                 continue
-            timings = bench.time(rows, k, context, runs=_RUNS if started < deadline - SECONDS / 2 else 1)
+            timings = bench.time(rows, k, context, runs=_RUNS if started < deadline - SECONDS / 2 else 2)
             verify[rows, k] = timings.verify + timings.accept
             if k == 1:
                 first = timings.draft
@@ -171,7 +173,8 @@ def _row_seconds(verify: dict[tuple[int, int], float]) -> float:
         for (rows, k), value in verify.items()
         if k == 0 and rows > 1 and rows % 2 == 0 and (rows // 2, 1) in verify
     ]
-    return max(0.0, median(pairs)) if pairs else 0.0
+    most = 0.25 * verify[min(verify)]  # a pass over one row has little that is the row's own
+    return min(max(0.0, median(pairs)), most) if pairs else 0.0
 
 
 def _floored(curve: Curve) -> Curve:

@@ -32,7 +32,11 @@ class Curve(msgspec.Struct):
         sizes, values = self.sizes, self.values
         if size <= sizes[0] or len(sizes) == 1:
             return values[0]
-        right = min(bisect_left(sizes, size), len(sizes) - 1)
+        if size > sizes[-1]:  # noise at the end of the grid must not make the rest free
+            last = max(values[-1] - values[-2], 0.0) / (sizes[-1] - sizes[-2])
+            average = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
+            return values[-1] + (size - sizes[-1]) * max(last, average)
+        right = bisect_left(sizes, size)
         share = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
         return values[right - 1] + share * (values[right] - values[right - 1])
 
