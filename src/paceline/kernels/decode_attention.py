@@ -4,7 +4,8 @@ It takes the fused projection as the product left it: rotation, storing the new 
 splits together are one kernel, which fills its rings from the cache before the projection is done. Beside it the
 quantisation of its result, which finds each token's largest magnitude already known.
 
-The model does not call it yet: it awaits its tests and timings on a card. The general ways are `rotary_kv.py` and `paged_attention.py`; what they promise holds here too, for what `fits`.
+The model does not call it yet: it awaits its tests and timings on a card. The general ways are `rotary_kv.py` and
+`paged_attention.py`; what they promise holds here too, for what `fits`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _NUM_COUNTERS = 1 << 16
 
 
 def fits(qkv: Tensor, kv_layer: Tensor, num_heads: int, num_kv_heads: int, query_len: int) -> bool:
-    """Whether the kernel can do rows of `query_len` queries. It knows no window, norm of heads or scale of the cache."""
+    """Whether the kernel can do rows of `query_len` queries. No window, norm of heads or cache scale."""
     group, head_dim = num_heads // num_kv_heads, kv_layer.shape[-1]
     return (
         qkv.is_cuda
