@@ -13,7 +13,8 @@ from model.pairs import make_llm, make_pair, prompts, texts
 from model.tiny import make_tiny
 
 from paceline import SamplingParams
-from paceline.bench.measure import Workload, measure
+from paceline.bench import offline
+from paceline.bench.measure import Run, Workload, measure
 from paceline.build import assemble_engine
 from paceline.cli import main
 from paceline.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
@@ -65,6 +66,26 @@ def test_from_the_command_line_to_the_document(
     assert all(run["full_steps"] == run["decode_steps"] - 1 for run in found["runs"])  # all end in the last one
     assert all(len(run["ttft_seconds"]) == run["batch"] for run in found["runs"])
     assert any("SYNTHETIC ACCEPTANCE" in note for note in found["notes"])
+
+
+def test_a_run_that_is_cut_short_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, out = shape(tmp_path), tmp_path / "out.json"
+    real = offline.measure
+
+    def cut_short(engine: Engine, workload: Workload, k: int) -> Run:
+        if workload.batch == 2:
+            raise KeyboardInterrupt
+        return real(engine, workload, k)
+
+    monkeypatch.setattr(offline, "measure", cut_short)
+    words = ["--model", config, "--batch", "1,2", "--input-len", "5", "--output-len", "6", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["paceline", "bench", "offline", "--bandwidth", "10", "--device", "cpu", *words])
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    kept = json.loads(out.read_text())
+    assert [row["batch"] for row in kept["results"]] == [1]
+    assert "The run had not ended when this was written." in kept["notes"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_real_weights_and_real_acceptance(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -131,7 +132,6 @@ def offline(
 
 def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None) -> None:
     """Ceiling, progress, table, JSON."""
-    import json
     from dataclasses import asdict
 
     from paceline.bench import report
@@ -156,23 +156,37 @@ def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None) -> 
             configurations.append(table)
             show_configuration(table)
 
-        cases = [case for plan in plans for case in run_cases(plan, sweep, acceptance, say=say, described=described)]
-    rows = report.summaries(cases, ceiling, sweep)
-    console.print(report.result_table(rows))
-    warnings = report.warnings(cases)
-    show_notes(warnings)
-    content = report.document(
-        environment=environment(config.device),
-        options={"models": asdict(models), "sweep": asdict(sweep)},
-        configurations=configurations,
-        ceiling=ceiling,
-        rows=rows,
-        cases=cases,
-        notes=[*notes, *warnings],
-    )
+        cases: list[Any] = []
+
+        def content(*more: str) -> dict[str, Any]:
+            return report.document(
+                environment=environment(config.device),
+                options={"models": asdict(models), "sweep": asdict(sweep)},
+                configurations=configurations,
+                ceiling=ceiling,
+                rows=report.summaries(cases, ceiling, sweep),
+                cases=cases,
+                notes=[*notes, *report.warnings(cases), *more],
+            )
+
+        for plan in plans:
+            for case in run_cases(plan, sweep, acceptance, say=say, described=described):
+                cases.append(case)
+                _write(out, content, "The run had not ended when this was written.")
+    console.print(report.result_table(report.summaries(cases, ceiling, sweep)))
+    show_notes(report.warnings(cases))
+    _write(out, content)
+    print(report.as_line(content()))
+
+
+def _write(out: Path | None, content: Callable[..., dict[str, Any]], *more: str) -> None:
+    """After every case, so that a run that is cut short keeps what it measured; whole or not at all."""
+    import json
+
     if out is not None:
-        out.write_text(json.dumps(content, indent=1) + "\n")
-    print(report.as_line(content))
+        partial = out.with_name(f".{out.name}.partial")
+        partial.write_text(json.dumps(content(*more), indent=1) + "\n")
+        partial.replace(out)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
