@@ -22,6 +22,8 @@ def transport(reply: Reply) -> httpx.MockTransport:
     def handle(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
             return httpx.Response(200, json={"data": [{"id": "tiny"}]})
+        if request.url.path == "/v1/paceline/status":
+            return httpx.Response(200 if request.url.host == "paceline" else 404)
         body = json.loads(request.content)
         assert (request.url.path, body["model"]) == ("/v1/completions", "tiny")
         tokens, top = reply(request.url.host, body)
@@ -38,7 +40,7 @@ def sound(host: str, body: dict[str, Any]) -> tuple[list[str], list[dict[str, fl
 
 
 def check(reply: Reply, **changes: Any) -> Any:
-    return verify_server(RemoteOptions(FAST, **{"baseline_url": PLAIN} | changes), transport=transport(reply))
+    return verify_server(RemoteOptions(**{"url": FAST, "baseline_url": PLAIN} | changes), transport=transport(reply))
 
 
 def test_a_sound_server_passes() -> None:
@@ -54,6 +56,39 @@ def test_without_a_baseline_parity_is_not_tested_and_that_is_said() -> None:
     assert report.passed
     assert report.parity == []
     assert any("--baseline-url" in gap for gap in report.not_tested)
+
+
+@pytest.mark.parametrize("is_sound", [True, False])
+def test_a_server_of_our_own_is_compared_with_itself_without_drafts(is_sound: bool) -> None:
+    salts: dict[bool, set[str]] = {True: set(), False: set()}
+
+    def reply(host: str, body: dict[str, Any]) -> tuple[list[str], list[dict[str, float]]]:
+        tokens, top = sound(host, body)
+        drafts = body.get("speculation") != {"num_speculative_tokens": 0}
+        if body["temperature"] == 0.0:
+            salts[drafts].add(body["cache_salt"])
+            tokens = tokens if is_sound or not drafts else ["x", *tokens[1:]]
+        return tokens, top
+
+    report = check(reply, url="http://paceline:1", baseline_url=None)
+    assert report.passed is is_sound
+    assert [test.num_identical for test in report.parity] == [report.parity[0].num_texts if is_sound else 0] * 2
+    assert report.about["baseline"] == "its own requests without drafts"
+    assert salts[True]
+    assert salts[True].isdisjoint(salts[False])
+
+
+def test_a_key_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    seen = set()
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.add(request.headers.get("Authorization"))
+        return httpx.Response(401, text="no")
+
+    with pytest.raises(PacelineError, match="answered 401"):
+        verify_server(RemoteOptions(FAST), transport=httpx.MockTransport(handle))
+    assert seen == {"Bearer secret"}
 
 
 @pytest.mark.parametrize(

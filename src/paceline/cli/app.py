@@ -370,7 +370,7 @@ def verify(
 
       paceline verify ./my-llama --speculative-model ./my-draft --num-speculative-tokens 5 --html report.html
 
-      paceline verify --url http://127.0.0.1:8000 --baseline-url http://127.0.0.1:8001
+      paceline verify --url http://127.0.0.1:8000
     """
     from paceline.cli.verify import Choices, Files, run_verify, run_verify_url
 

@@ -88,7 +88,7 @@ def run_verify_url(
             f"--url verifies a server as it runs; {', '.join('--' + name.replace('_', '-') for name in unused)} cannot "
             "change it. Only --dtype (what it runs in) and --seed go with --url."
         )
-    _refuse_choices(choices, has_baseline=baseline_url is not None)
+    _refuse_choices(choices)
     dtype, seed = engine.get("dtype", "float32"), engine.get("seed", 0)
     options = RemoteOptions(url, baseline_url, model, files.read_prompts(), dtype=dtype, seed=seed)
     files.check()
@@ -97,8 +97,8 @@ def run_verify_url(
     return finish(report, files)
 
 
-def _refuse_choices(choices: Choices, *, has_baseline: bool) -> None:
-    """A server is verified in all that HTTP shows, seeds and (with a baseline) parity: there is nothing to choose."""
+def _refuse_choices(choices: Choices) -> None:
+    """A server is verified in all that HTTP shows, seeds and parity: there is nothing to choose."""
     given = {
         "--num-speculative-tokens": choices.numbers,
         "--samples": choices.samples,
@@ -110,12 +110,10 @@ def _refuse_choices(choices: Choices, *, has_baseline: bool) -> None:
     unused = [name for name, value in given.items() if value]
     if unused:
         raise ConfigurationError(f"{', '.join(unused)} cannot be used with --url: a server is verified as it runs.")
-    tested = {"seeds", "parity"} if has_baseline else {"seeds"}
-    if choices.only and set(choices.only) != tested:
-        without = "" if has_baseline else " Parity needs --baseline-url, the same model without speculation."
+    if choices.only and set(choices.only) != {"seeds", "parity"}:
         raise ConfigurationError(
-            f"--only {' '.join(choices.only)}: with these URLs {' and '.join(sorted(tested))} is what can be tested; "
-            f"the law needs the model itself: paceline verify TARGET.{without}"
+            f"--only {' '.join(choices.only)}: of a server parity and seeds are tested, together; the law needs the "
+            "model itself: paceline verify TARGET."
         )
 
 

@@ -1,12 +1,14 @@
 """Parity and determinism of a running server, through /v1/completions alone.
 
 The law is not tested here: a server gives no logits of its whole vocabulary, and thousands of answers are better
-drawn from an LLM of one's own. Speculation cannot be switched off for one request, so parity needs a second server
-of the same model without it. Near-ties are told by the baseline's log-probabilities.
+drawn from an LLM of one's own. Parity compares with the same model without speculation: a second server, or on one of
+Paceline's own the same server, whose requests may do without drafts (each side with a prefix cache of its own).
+Near-ties are told by the baseline's log-probabilities.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,12 +27,18 @@ from paceline.verify.sampling import Request, seeds
 _TIMEOUT = httpx.Timeout(120.0, connect=5.0)
 _NUM_LOGPROBS = 5
 _SEEDED = {"temperature": 0.9, "top_p": 0.95, "ignore_eos": True}
+# Each side of one server in a prefix cache of its own: what the other has computed must not stand in for it.
+_WITH_DRAFTS = {"cache_salt": "paceline verify, with drafts"}
+_WITHOUT_DRAFTS = {"cache_salt": "paceline verify, without drafts", "speculation": {"num_speculative_tokens": 0}}
 _PENALTIES = {"frequency_penalty": 0.6, "presence_penalty": 0.3}
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """url speculates; baseline_url serves the same model without speculation. dtype: that of both."""
+    """url speculates; baseline_url serves the same model without speculation. dtype: that of both.
+
+    baseline_url None: url's own requests without drafts, if it is a server of Paceline's.
+    """
 
     url: str
     baseline_url: str | None = None
@@ -59,9 +67,17 @@ class Answer:
 class Server:
     """One address. Errors say which server, what it was asked and what it said."""
 
-    def __init__(self, url: str, model: str | None, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str | None,
+        transport: httpx.BaseTransport | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`extra`: fields of every request."""
         self.url = url.rstrip("/")
-        self._client = httpx.Client(base_url=self.url, timeout=_TIMEOUT, transport=transport)
+        self._extra = extra or {}
+        self._client = httpx.Client(base_url=self.url, timeout=_TIMEOUT, transport=transport, headers=_key())
         self.model = model or self._only_model()
 
     def close(self) -> None:
@@ -72,12 +88,20 @@ class Server:
             "model": self.model,
             "prompt": prompt if isinstance(prompt, str) else list(prompt),
             "logprobs": _NUM_LOGPROBS,
+            **self._extra,
             **params,
         }
         (choice,) = self._ask("POST", "/v1/completions", body)["choices"]
         if choice.get("finish_reason") == "error" or not choice.get("logprobs"):
             raise PacelineError(f"{self.url} answered without tokens: {choice}")
         return Answer(choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"])
+
+    def drafts_by_request(self) -> bool:
+        """Is it one of Paceline's, where a request may do without drafts?"""
+        try:
+            return self._client.get("/v1/paceline/status").status_code == 200
+        except httpx.HTTPError:
+            return False
 
     def _only_model(self) -> str:
         names = [entry["id"] for entry in self._ask("GET", "/v1/models")["data"]]
@@ -99,6 +123,12 @@ class Server:
         return answer
 
 
+def _key() -> dict[str, str]:
+    """Where a server wants a key: the variable that OpenAI's clients read."""
+    key = os.environ.get("OPENAI_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def verify_server(
     options: RemoteOptions, *, progress: Progress | None = None, transport: httpx.BaseTransport | None = None
 ) -> Report:
@@ -114,6 +144,7 @@ def verify_server(
         parity, gaps = _parity(server, prompts, options, precision, progress, transport)
     finally:
         server.close()
+    own = "its own requests without drafts" if parity else "-"
     findings = [
         f"{t.company}: requests {t.changed} gave another text with the same seed."
         for t in repeated
@@ -121,7 +152,7 @@ def verify_server(
     ]
     findings += [_in_words(d) for test in parity for d in test.differences if d.kind == "fault"]
     return Report(
-        about={"target": f"{server.model} at {options.url}", "baseline": options.baseline_url or "-"}
+        about={"target": f"{server.model} at {options.url}", "baseline": options.baseline_url or own}
         | {"dtype": options.dtype, "seed": str(options.seed)},
         level={},
         modes=[],
@@ -169,17 +200,21 @@ def _parity(
     progress: Progress,
     transport: httpx.BaseTransport | None,
 ) -> tuple[list[ParityTest], list[str]]:
-    if options.baseline_url is None:
+    if options.baseline_url is not None:
+        baseline, drafting = Server(options.baseline_url, options.model, transport), {}
+    elif server.drafts_by_request():
+        baseline, drafting = Server(options.url, options.model, transport, _WITHOUT_DRAFTS), _WITH_DRAFTS
+    else:
         return [], ["greedy parity: give --baseline-url, the same model served without speculation"]
-    baseline = Server(options.baseline_url, options.model, transport)
     greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": options.tokens, "ignore_eos": True}
     tests = []
     try:
         for name, extra in (("greedy", {}), ("greedy with penalties", _PENALTIES)):
-            progress.stage(f"{options.url} and {options.baseline_url}: {name}", len(prompts))
+            progress.stage(f"{options.url} and {options.baseline_url or 'itself without drafts'}: {name}", len(prompts))
             differences = []
             for number, prompt in enumerate(prompts, 1):
-                plain, other = (end.complete(prompt, greedy | extra) for end in (baseline, server))
+                plain = baseline.complete(prompt, greedy | extra)
+                other = server.complete(prompt, greedy | drafting | extra)
                 found = _difference(server.url, name, number, plain, other, extra, precision)
                 differences += [found] if found else []
                 progress.advance(1)
