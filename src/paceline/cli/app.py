@@ -353,7 +353,11 @@ def verify(
         str | None, typer.Option(help="Verify a running server instead, for parity and seeds.", show_default=False)
     ] = None,
     baseline_url: Annotated[
-        str | None, typer.Option(help="With --url: the same model served without speculation.", show_default=False)
+        str | None,
+        typer.Option(
+            help="With --url: the same model without speculation; else its own requests without drafts.",
+            show_default=False,
+        ),
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the report here.", show_default=False)] = None,
     html_file: Annotated[
