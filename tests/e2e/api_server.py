@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from model.pairs import disturb
 from model.tiny import make_tiny
 from unit.hub_fakes import byte_level_tokens
 
@@ -32,7 +35,7 @@ class Api:
     process: subprocess.Popen[str]
 
 
-def write_model(path: Path) -> str:
+def write_model(path: Path) -> None:
     """A model directory: random weights, one token a byte."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -45,23 +48,35 @@ def write_model(path: Path) -> str:
     inner.chat_template = TEMPLATE
     inner.save_pretrained(path)
     make_tiny("smollm2", path, vocab_size=len(tokens), max_position_embeddings=2048)
+
+
+def write_draft(target: Path, path: Path) -> str:
+    """A draft that agrees with the model often but not always."""
+    shutil.copytree(target, path)
+    disturb(target, path, 0.08)
     return str(path)
 
 
 @contextmanager
-def serve(folder: Path) -> Iterator[Api]:
+def serve(folder: Path, *, with_draft: bool = False) -> Iterator[Api]:
+    """Drafts are n-grams, which random weights rarely fulfil; `with_draft`: of a model, three a step, always."""
     keys = folder / "keys"
     keys.write_text(f"tests {KEY}\n")
     model = folder / "model"
     model.mkdir()
+    write_model(model)
+    speculative = {"method": "ngram", "num_speculative_tokens": 3}
+    if with_draft:
+        draft = write_draft(model, folder / "draft")
+        speculative = {"model": draft, "num_speculative_tokens": 3, "adaptive": False}
     options = {
-        "speculative-model": "ngram", "num-speculative-tokens": 3, "served-model-name": MODEL, "port": 0,
+        "speculative-config": json.dumps(speculative), "served-model-name": MODEL, "port": 0,
         "dtype": "float32", "max-model-len": MAX_MODEL_LEN, "kv-cache-memory-bytes": 4_000_000,
         "api-key-file": keys, "max-request-tokens": 2 * MAX_MODEL_LEN, "request-timeout": 300,
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline.cli", "serve", write_model(model), *words],
+        [sys.executable, "-m", "paceline.cli", "serve", str(model), *words],
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},

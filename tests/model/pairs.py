@@ -21,11 +21,16 @@ from paceline.outputs import RequestOutput
 def make_pair(folder: Path, *, noise: float = 0.08) -> tuple[Path, Path]:
     target = make_tiny("llama3", folder / "target", eos_token_id=2)
     draft = make_tiny("llama3", folder / "draft", eos_token_id=2)
+    disturb(target, draft, noise)
+    return target, draft
+
+
+def disturb(target: Path, draft: Path, noise: float) -> None:
+    """Write the target's weights into the draft's directory, disturbed."""
     weights = load_file(target / "model.safetensors")
     torch.manual_seed(1)
     disturbed = {name: (w + noise * w.std() * torch.randn_like(w)) if w.dim() > 1 else w for name, w in weights.items()}
     save_file(disturbed, draft / "model.safetensors", metadata={"format": "pt"})
-    return target, draft
 
 
 def add_tokenizer(path: Path, size: int) -> Path:

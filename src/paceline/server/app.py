@@ -20,6 +20,7 @@ from paceline.server.engine_client import EngineClient
 from paceline.server.errors import add_error_handlers, json_response
 from paceline.server.health import health_router
 from paceline.server.metrics import Snapshot, render_metrics
+from paceline.server.page.router import page_router
 from paceline.server.requests import Requests, RequestsMiddleware
 from paceline.server.responses import Json
 from paceline.server.responses_api.router import responses_router
@@ -65,6 +66,7 @@ def create_app(
         app.include_router(router(state))
     app.include_router(health_router(live))
     app.include_router(_status_router(state, live))
+    app.include_router(page_router())
     return app
 
 

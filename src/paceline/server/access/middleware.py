@@ -1,6 +1,7 @@
 """AccessMiddleware: the key of a request, and the limits of whoever holds it, before anything else is read.
 
-Health can be asked without a key, so that probes need none; everything else needs one where keys are set up.
+Health can be asked without a key, so that probes need none, and the page's files hold nothing secret (the page asks for
+a key itself); everything else needs one where keys are set up.
 Requests that make work (POST) count against the limits; they carry their `Ticket` in the scope, and what it holds is
 given back when the response is over, however it ends.
 """
@@ -18,7 +19,8 @@ from paceline.server.errors import WrongKeyError, error_response
 
 TICKET = "paceline.ticket"
 CLIENT = "paceline.client"  # the name of a key, or an address
-_OPEN_PATHS = ("/health", "/health/live", "/health/ready")
+_OPEN_PATHS = ("/", "/health", "/health/live", "/health/ready")
+_OPEN_FOLDER = "/static/"
 
 
 class Guard:
@@ -65,13 +67,17 @@ class AccessMiddleware:
                 ticket.release()
 
     def _client(self, scope: Scope) -> str:
-        if self._keys is None or scope["path"] in _OPEN_PATHS:
+        if self._keys is None or _is_open(scope["path"]):
             return str(scope["client"][0]) if scope.get("client") else "unknown"
         key = _bearer(scope)
         name = self._keys.name_of(key) if key is not None else None
         if name is None:
             raise WrongKeyError(is_missing=key is None)
         return f"key {name}"
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
 
 
 def _bearer(scope: Scope) -> str | None:
