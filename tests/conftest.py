@@ -7,12 +7,17 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
+import hypothesis
+
 import paceline  # noqa: F401 - before torch: it says how long OpenMP threads spin
 
 import torch  # isort: skip
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is first imported; only tests/kernels runs its kernels
+
+hypothesis.settings.register_profile("paceline", deadline=None)  # a busy machine is no fault of the code
+hypothesis.settings.load_profile("paceline")
 
 _LONGEST_FIRST = ("e2e", "verify", "model")  # so that no worker is left alone with a long file at the end
 

@@ -78,7 +78,8 @@ CONFIGS: dict[str, dict[str, Any] | None] = {
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
-def llm(request: pytest.FixtureRequest, target: Path) -> Iterator[LLM]:
+def llm(request: pytest.FixtureRequest, target: Path, prompts: list[list[int]]) -> Iterator[LLM]:
+    """`prompts` is not used here, but without them nothing is run and nothing can be said of the counts."""
     config = CONFIGS[request.param]
     extra = {} if config is None else {"speculative_config": config}
     with LLM(MODEL, dtype="float32", max_num_seqs=32, **extra) as made:
