@@ -182,6 +182,22 @@ def wait_idle(api: Api) -> None:
     raise AssertionError(requests)
 
 
+def test_nothing_is_asked_while_nobody_looks(browser: Any, api: Api) -> None:
+    with opened(browser, api) as page:
+        wait_ready(page)
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        look = "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true}); "
+        look += "document.dispatchEvent(new Event('visibilitychange')); }"
+        page.evaluate(look, True)
+        page.wait_for_timeout(300)  # one that was under way
+        asked.clear()
+        page.wait_for_timeout(1500)
+        assert asked == []
+        with page.expect_response("**/v1/paceline/status"):
+            page.evaluate(look, False)
+
+
 def test_dark_follows_the_system_until_the_button_is_pressed(browser: Any, api: Api) -> None:
     with opened(browser, api, color_scheme="dark") as page:
         wait_ready(page)

@@ -46,7 +46,7 @@ function runs(values) {
 function niceTop(most) {
   if (most <= 0) return 10;
   const power = 10 ** Math.floor(Math.log10(most));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((top) => top >= most);
+  return [1, 1.5, 2, 3, 4, 6, 8, 10].map((factor) => factor * power).find((top) => top >= most);
 }
 
 /** Bars of shares 0..1; null: nothing known. `names` stand below, `words` above. */

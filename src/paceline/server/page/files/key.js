@@ -14,6 +14,7 @@ export function keyDialog(onKey) {
 
   function ask(reason = "") {
     button.hidden = false;
+    document.getElementById("links").hidden = true; // a link cannot carry a key
     if (dialog.open) return;
     say(reason);
     input.value = "";

@@ -22,8 +22,8 @@ const status = new Status(
     tell(found.speculation?.is_synthetic ? "Synthetic acceptance is on: speeds are real, the text is not the model’s." : "");
   },
   (error) => {
+    tell(error.status === 401 ? "This server asks for an API key: the button at the top takes it." : error.message);
     if (error.status === 401) askForKey();
-    else tell(error.message);
   },
 );
 status.resume();
