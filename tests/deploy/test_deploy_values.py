@@ -16,7 +16,7 @@ from paceline.cli import main
 from paceline.deploy.presets import preset_names, preset_text, preset_values
 from paceline.deploy.quantity import to_bytes
 from paceline.deploy.render import render
-from paceline.deploy.target import folder_of
+from paceline.deploy.target import Target, folder_of
 from paceline.deploy.values_file import load_values, merge, parse_values
 from paceline.deploy.write import as_stream, write_files
 from paceline.errors import ConfigurationError
@@ -71,6 +71,52 @@ def problems(over: dict[str, Any], platform: Any = "kubernetes", runtime: Any = 
 )
 def test_wrong_values(over: dict[str, Any], message: str) -> None:
     assert message in problems(over)
+
+
+@pytest.mark.parametrize(
+    ("vllm", "image", "version"),
+    [
+        ({}, "vllm/vllm-openai:v0.32.0", "0.32.0"),
+        ({"version": "0.24.0"}, "vllm/vllm-openai:v0.24.0", "0.24.0"),
+        ({"version": "0.24"}, "vllm/vllm-openai:v0.24.0", "0.24"),
+        ({"image": "vllm/vllm-openai:v0.20.1"}, "vllm/vllm-openai:v0.20.1", "0.20.1"),
+        ({"image": "vllm/vllm-openai:v0.20.1-x86_64"}, "vllm/vllm-openai:v0.20.1-x86_64", "0.20.1"),
+        ({"image": "r:5000/v:0.20.1", "version": "0.20"}, "r:5000/v:0.20.1", "0.20"),
+        ({"image": "r:5000/v:mine", "version": "0.20.1"}, "r:5000/v:mine", "0.20.1"),
+        ({"image": f"r/v@sha256:{'0' * 64}", "version": "0.20.1"}, f"r/v@sha256:{'0' * 64}", "0.20.1"),
+    ],
+)
+def test_vllms_image_and_version_follow_from_each_other(vllm: dict[str, Any], image: str, version: str) -> None:
+    target = Target(parse_values(merge(BASE, {"vllm": vllm}), "t"), "kubernetes", "vllm")
+    assert (target.vllm_image, target.vllm_version) == (image, version)
+    manifests = render(target.values, "kubernetes", "vllm").manifests
+    pod = next(m for m in manifests if m["kind"] == "Deployment")["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"] == image
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"vllm": {"image": "vllm/vllm-openai:v0.32.0", "version": "0.24.0"}}, "disagrees"),
+        ({"vllm": {"image": "r/v:nightly"}}, "give vllm.version as well"),
+        ({"vllm": {"image": f"r/v@sha256:{'0' * 64}"}}, "give vllm.version as well"),
+        ({"vllm": {"version": "0.99.0"}}, "newer than"),
+        (  # the schedule by batch size came with 0.24
+            {
+                "vllm": {"image": "vllm/vllm-openai:v0.20.0"},
+                "engine": {
+                    "speculative_config": {
+                        "method": "ngram", "num_speculative_tokens": 3,
+                        "num_speculative_tokens_per_batch_size": [[1, 4, 3]],
+                    }
+                },
+            },
+            "num_speculative_tokens_per_batch_size",
+        ),
+    ],
+)  # fmt: skip
+def test_vllm_images_whose_options_would_be_those_of_another(over: dict[str, Any], message: str) -> None:
+    assert message in problems(over, runtime="vllm")
 
 
 def test_all_problems_come_together() -> None:

@@ -88,7 +88,7 @@ def _vllm(target: Target) -> ServerCommand:
     by_template = target.platform == "kserve-llm"  # which passes name and address itself
     command = translate(
         engine_arguments(target),
-        facts_of(values.vllm.version),
+        facts_of(target.vllm_version),
         served_model_names=() if by_template else (target.served_name,),
         host=None if by_template else "0.0.0.0",
         port=None if by_template else PORT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.deploy.quantity import to_bytes
-from paceline.deploy.target import Target
+from paceline.deploy.target import VLLM_VERSION, Target, same_version, version_in_tag
 from paceline.errors import ConfigurationError
 
 # A Service NAME gives every pod of its namespace NAME_PORT=tcp://...; both runtimes read such variables as their own.
@@ -24,6 +24,7 @@ def check_consistency(target: Target) -> None:
 
 def _problems(target: Target) -> Iterator[str]:
     yield from _names(target)
+    yield from _vllm_image(target)
     yield from _gpus(target)
     yield from _memory(target)
     yield from _storage(target)
@@ -44,6 +45,24 @@ def _names(target: Target) -> Iterator[str]:
     for field, text in (("model.served_name", target.served_name), ("name", target.name)):
         if "{{" in text:
             yield f"{field}: '{{{{' would be read as a template by KServe; leave it out."
+
+
+def _vllm_image(target: Target) -> Iterator[str]:
+    """The options are made for one version, and another might run."""
+    image, version = target.values.vllm.image, target.values.vllm.version
+    if target.runtime != "vllm" or image is None:
+        return
+    tagged = version_in_tag(image)
+    if version is None and tagged is None:
+        yield (
+            f"vllm.image={image!r} does not say which version of vLLM it holds: give vllm.version as well, such as "
+            f"{VLLM_VERSION!r}."
+        )
+    elif version is not None and tagged is not None and not same_version(version, tagged):
+        yield (
+            f"vllm.image={image!r} is tagged {tagged} and vllm.version={version!r} disagrees: name the image of that "
+            "version, or leave one of them out."
+        )
 
 
 def _gpus(target: Target) -> Iterator[str]:

@@ -21,7 +21,7 @@ def command(target: Target) -> list[str]:
 
 
 def image(target: Target) -> str:
-    return target.values.vllm.image if target.runtime == "vllm" else target.values.image
+    return target.vllm_image if target.runtime == "vllm" else target.values.image
 
 
 def environment(target: Target, server: ServerCommand) -> list[Json]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from paceline.deploy.values import Platform, Runtime, Values
 
 PORT = 8000
+VLLM_VERSION = "0.32.0"  # where the values name none
 MODEL_MOUNT = "/mnt/models"  # where KServe puts a model as well
 DRAFT_MOUNT = "/mnt/draft"  # beside it, not below: nothing can be mounted inside a read-only mount
 CACHE_MOUNT = "/cache"
@@ -55,6 +56,16 @@ class Target:
     @property
     def served_name(self) -> str:
         return self.values.model.served_name or self.name
+
+    @property
+    def vllm_image(self) -> str:
+        """Of the version that is asked for, so that the options are checked against what will run."""
+        return self.values.vllm.image or f"vllm/vllm-openai:v{_whole(self.values.vllm.version or VLLM_VERSION)}"
+
+    @property
+    def vllm_version(self) -> str:
+        wanted = self.values.vllm.version
+        return wanted or version_in_tag(self.values.vllm.image or "") or VLLM_VERSION
 
     @property
     def num_gpus(self) -> int:
@@ -105,6 +116,23 @@ class Target:
                     "app.kubernetes.io/part-of": "llminferenceservice",
                     "kserve.io/component": "workload",
                 }
+
+
+def version_in_tag(image: str) -> str | None:
+    """The vLLM version that an image's tag begins with: registry/vllm-openai:v0.32.0-x86_64 -> 0.32.0."""
+    tag = image.partition("@")[0].rsplit("/", 1)[-1].partition(":")[2]
+    found = re.match(r"v?(\d+\.\d+(?:\.\d+)?)(?![\w.])", tag)
+    return found[1] if found else None
+
+
+def same_version(one: str, other: str) -> bool:
+    """Whether both may name one version: 0.32 is any 0.32.x."""
+    return all(mine == theirs for mine, theirs in zip(one.split("."), other.split("."), strict=False))
+
+
+def _whole(version: str) -> str:
+    """Images are tagged with three numbers."""
+    return version if version.count(".") > 1 else f"{version}.0"
 
 
 def folder_of(source: str) -> str:

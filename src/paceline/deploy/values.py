@@ -39,8 +39,8 @@ class Draft(_Part):
 class Vllm(_Part):
     """Used with --runtime vllm only."""
 
-    image: Image = "vllm/vllm-openai:v0.32.0"
-    version: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\d+)?$")] = "0.32.0"  # of what is in the image
+    image: Image | None = None  # vllm/vllm-openai of `version` if not given
+    version: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\d+)?$")] | None = None  # of what is in it; its tag's
     args: tuple[str, ...] = Field(default=(), strict=False)  # more of its options, in its own spelling
 
 
