@@ -9,13 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save
 
 from paceline.cli import main
 from paceline.deploy.doctor import CHECKS, Finding, System, Wanted, diagnose
+from paceline.deploy.doctor.files import safetensors_problem
 from paceline.deploy.doctor.system import Gpu, GpuQueryError
 
 H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * 2**30, 2**30)
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32, "hidden_size": 16,
+    "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+WEIGHTS = save({"weight": np.zeros(64, np.float32)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +88,10 @@ def wrong(findings: list[Finding]) -> list[str]:
 def write_model(folder: Path, shards: int = 2) -> Path:
     folder.mkdir()
     names = [f"model-{i}.safetensors" for i in range(shards)]
-    for name in ("config.json", "tokenizer.json", *names):
-        (folder / name).write_text("{}")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "tokenizer.json").write_text('{"model": {"type": "BPE", "vocab": {"a": 0}}}')
+    for name in names:
+        (folder / name).write_bytes(WEIGHTS)
     index = {"weight_map": {f"layer.{i}": name for i, name in enumerate(names)}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
@@ -140,6 +154,18 @@ def test_root_is_warned_of(root: Path) -> None:
     assert "warning: the server would run as root" in wrong(look(machine(root, user=0), "permissions"))[0]
 
 
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 269060552\n"
+
+
+def reconfigure(model: Path, **changes: Any) -> None:
+    (model / "config.json").write_text(json.dumps(CONFIG | changes))
+
+
+def garbled() -> bytes:
+    """As long as it says, and no JSON."""
+    return (16).to_bytes(8, "little") + b"x" * 16
+
+
 @pytest.mark.parametrize(
     ("name", "breaks", "message"),
     [
@@ -150,6 +176,20 @@ def test_root_is_warned_of(root: Path) -> None:
         ("one shard", lambda m: (m / "model-1.safetensors").unlink(), "1 of its files are missing (model-1"),
         ("broken index", lambda m: (m / "model.safetensors.index.json").write_text("{"), "incomplete"),
         ("empty file", lambda m: (m / "model-0.safetensors").write_text(""), "model-0.safetensors is empty"),
+        ("cut off", lambda m: (m / "model-0.safetensors").write_bytes(WEIGHTS[:-1]), "is cut off: "),
+        ("cut in its header", lambda m: (m / "model-0.safetensors").write_bytes(WEIGHTS[:20]), "is cut off: 20 bytes"),
+        ("too long", lambda m: (m / "model-0.safetensors").write_bytes(WEIGHTS + b"0"), "is damaged"),
+        ("garbage", lambda m: (m / "model-0.safetensors").write_bytes(b"\xff" * 999), "is no safetensors file"),
+        ("tiny", lambda m: (m / "model-0.safetensors").write_bytes(b"{}"), "is no safetensors file"),
+        ("no header", lambda m: (m / "model-0.safetensors").write_bytes(garbled()), "header is not readable"),
+        ("LFS weights", lambda m: (m / "model-1.safetensors").write_text(LFS), "model-1.safetensors is a pointer of"),
+        ("LFS tokenizer", lambda m: (m / "tokenizer.json").write_text(LFS), "tokenizer.json is a pointer of Git LFS"),
+        ("no tokens", lambda m: (m / "tokenizer.json").write_text("{}"), "tokenizer.json holds no vocabulary"),
+        ("config cut", lambda m: (m / "config.json").write_text("{bad"), "config.json is not a JSON object"),
+        ("config list", lambda m: (m / "config.json").write_text("[]"), "config.json is not a JSON object"),
+        ("config {}", lambda m: (m / "config.json").write_text("{}"), "engine does not run it"),
+        ("config text", lambda m: reconfigure(m, hidden_size="many"), "cannot read its config.json"),
+        ("architecture", lambda m: reconfigure(m, architectures=["MambaForCausalLM"]), "MambaForCausalLM"),
         ("no tokenizer", lambda m: (m / "tokenizer.json").unlink(), "warning: /models/m has no tokenizer.json"),
     ],
 )
@@ -162,6 +202,20 @@ def test_models(name: str, breaks: Any, message: str, root: Path) -> None:
     lines = wrong(look(machine(root), "model", models=(Path("/models/m"),)))
     assert len(lines) == 1
     assert message in lines[0]
+
+
+@given(cut=st.integers(0, len(WEIGHTS) - 1))
+def test_no_cut_off_file_of_weights_passes(cut: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.getbasetemp() / "cut.safetensors"
+    file.write_bytes(WEIGHTS)
+    assert safetensors_problem(file) is None
+    file.write_bytes(WEIGHTS[:cut])
+    assert safetensors_problem(file) is not None
+
+
+def test_vllm_runs_more_architectures(root: Path) -> None:
+    reconfigure(write_model(root / "models" / "m"), architectures=["MambaForCausalLM"])
+    assert not wrong(look(machine(root), "model", models=(Path("/models/m"),), runtime="vllm"))
 
 
 def test_a_model_that_may_not_be_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +280,10 @@ def test_exit_status_and_json(
     words = ("--only", "model", "--model", str(model), "--json")
     assert run(monkeypatch, *words) == 0
     assert json.loads(capsys.readouterr().out)[0]["level"] == "ok"
+    monkeypatch.chdir(tmp_path)
+    for relative in ("m", "./m", "../" + tmp_path.name + "/m"):  # from where one stands, as in every tool
+        assert run(monkeypatch, "--only", "model", "--model", relative, "--json") == 0
+        assert json.loads(capsys.readouterr().out)[0]["message"].startswith(str(Path(relative)))
     (model / "config.json").unlink()
     assert run(monkeypatch, *words) == 1
     assert "config.json" in json.loads(capsys.readouterr().out)[0]["message"]
@@ -233,6 +291,10 @@ def test_exit_status_and_json(
     assert "Did you mean 'model'" in capsys.readouterr().err
     assert run(monkeypatch, "--only", "model") == 2
     assert run(monkeypatch, "--port", "http") == 2
+    assert run(monkeypatch, "--gpus", "-1") == 2
+    capsys.readouterr()
+    assert run(monkeypatch, "--only", "model", "--model", "") == 2
+    assert "--model is empty" in capsys.readouterr().err
 
 
 def test_waiting_ends_when_the_model_is_there(

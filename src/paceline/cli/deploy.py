@@ -129,8 +129,9 @@ def check(
 
 @deploy_app.command()
 def doctor(
-    model: Annotated[list[Path] | None, _option("A model directory. May be repeated.")] = None,
-    gpus: Annotated[int | None, _option("How many there must be.")] = None,
+    model: Annotated[list[str] | None, _option("A model directory. May be repeated.")] = None,
+    runtime: Annotated[Runtime, _option("What serves them: paceline or vllm. Default paceline.")] = "paceline",
+    gpus: Annotated[int | None, typer.Option(help="How many there must be.", show_default=False, min=0)] = None,
     port: Annotated[str, _option("The server's port, or none if it runs already. Default 8000.")] = "8000",
     host: Annotated[str, _option("The address it listens on. Default 0.0.0.0.")] = "0.0.0.0",
     only: Annotated[
@@ -158,7 +159,11 @@ def doctor(
                                      f"{', '.join(CHECKS)}.")  # fmt: skip
     if port != "none" and not (port.isdigit() and 0 <= int(port) < 65536):
         raise ConfigurationError(f"--port {port}: give a number up to 65535, or none.")
-    wanted = Wanted(models=tuple(model or ()), num_gpus=gpus, port=None if port == "none" else int(port), host=host)
+    if "" in (model or ()):
+        raise ConfigurationError("--model is empty: give the model's directory.")
+    models = tuple(Path(each) for each in model or ())
+    number = None if port == "none" else int(port)
+    wanted = Wanted(models=models, runtime=runtime, num_gpus=gpus, port=number, host=host)
     if only and "model" in only and not model:
         raise ConfigurationError("--only model needs a --model to look at.")
     findings = _wait(wanted, System(), tuple(only or ()), wait)

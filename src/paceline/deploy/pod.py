@@ -161,12 +161,13 @@ def wait_for_models(target: Target) -> Json:
     """Until the download is whole, a pod waits here instead of crashing in a loop; and what is wrong is said early."""
     folders = [folder for folder in (target.model_folder, target.draft_folder) if folder is not None]
     models = [word for folder in folders for word in ("--model", f"{MODEL_MOUNT}/{folder}")]
+    runtime = ["--runtime", "vllm"] if target.runtime == "vllm" else []
     return {
         "name": "wait-for-models",
         "image": target.values.image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["paceline", "deploy", "doctor"],
-        "args": ["--only", "model", "--wait", str(target.values.rollout.startup_minutes * 60), *models],
+        "args": ["--only", "model", *runtime, "--wait", str(target.values.rollout.startup_minutes * 60), *models],
         "env": [{"name": "HOME", "value": HOME}],
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": container_security(target) | {"readOnlyRootFilesystem": True},

@@ -141,7 +141,7 @@ def _unwritable(name: str, folder: Path, why: str, system: System) -> Finding:
 
 
 def models_findings(wanted: Wanted, system: System) -> list[Finding]:
-    return [finding for path in wanted.models for finding in model_findings(path, system)]
+    return [finding for path in wanted.models for finding in model_findings(path, system, wanted.runtime)]
 
 
 def port_findings(wanted: Wanted, system: System) -> list[Finding]:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+Runtime = Literal["paceline", "vllm"]
 Level = Literal["ok", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     models: tuple[Path, ...] = ()
+    runtime: Runtime = "paceline"  # what will serve them
     num_gpus: int | None = None  # None: whatever is there
     shm_bytes: int = 16 * 2**30  # asked for where there are several GPUs
     port: int | None = 8000

@@ -1,4 +1,4 @@
-"""Is a model directory whole and readable? Looks at names and sizes; no weight is read."""
+"""Is a model directory whole, readable and of a kind that the engine runs? No weight is read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 import os
 from pathlib import Path
 
-from paceline.deploy.doctor.findings import Finding, error, ok, warning
+from paceline.deploy.doctor.files import json_problem, safetensors_problem
+from paceline.deploy.doctor.findings import Finding, Runtime, error, ok, warning
 from paceline.deploy.doctor.system import System
+from paceline.errors import PacelineError
 
 _CHECK = "model"
 _PULL = (
@@ -16,10 +18,10 @@ _PULL = (
 )
 
 
-def model_findings(path: Path, system: System) -> list[Finding]:
+def model_findings(path: Path, system: System, runtime: Runtime = "paceline") -> list[Finding]:
     place = system.path(path)
     try:
-        problem = _problem(path, place)
+        problem = _problem(path, place, runtime)
     except PermissionError as denied:
         problem = error(
             _CHECK,
@@ -32,7 +34,7 @@ def model_findings(path: Path, system: System) -> list[Finding]:
     return [ok(_CHECK, f"{path}: {size / 1e9:,.1f} GB of weights"), *_memory(path, size, system)]
 
 
-def _problem(path: Path, place: Path) -> Finding | None:
+def _problem(path: Path, place: Path, runtime: Runtime) -> Finding | None:
     if not place.exists():
         return error(_CHECK, f"{path} does not exist.", _PULL)
     if not place.is_dir():
@@ -48,11 +50,25 @@ def _problem(path: Path, place: Path) -> Finding | None:
     if missing:
         return error(_CHECK, f"{path} is incomplete: {len(missing)} of its files are missing ({missing[0]} …).", _PULL)
     for name in sorted(names & {"config.json", "tokenizer.json", *weights}):
-        with (place / name).open("rb") as file:
-            if not file.read(1):
-                return error(_CHECK, f"{path}/{name} is empty.", "Remove the folder and download the model again.")
+        wrong = (safetensors_problem if name in weights else json_problem)(place / name)
+        if wrong is not None:
+            return error(_CHECK, f"{path}/{name} {wrong}.", "Remove the folder and download the model again.")
+    if runtime == "paceline" and (unsupported := _unsupported(place)) is not None:
+        return error(_CHECK, f"{path}: {unsupported}", "Choose a model that it runs, or --runtime vllm.")
     if "tokenizer.json" not in names:
         return warning(_CHECK, f"{path} has no tokenizer.json.", "A draft may do without; a served model may not.")
+    return None
+
+
+def _unsupported(place: Path) -> str | None:
+    from paceline.models.architecture import read_architecture
+
+    try:
+        read_architecture(place)
+    except PacelineError as refusal:
+        return f"Paceline's engine does not run it: {refusal}"
+    except (TypeError, ValueError) as fault:
+        return f"Paceline's engine cannot read its config.json: {fault}."
     return None
 
 
@@ -62,7 +78,7 @@ def _indexed(place: Path) -> set[str]:
         return set(json.loads(index.read_text())["weight_map"].values())
     except FileNotFoundError:
         return set()
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         return {"a readable model.safetensors.index.json"}
 
 

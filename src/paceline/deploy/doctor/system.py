@@ -31,7 +31,8 @@ class System:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     def path(self, path: Path | str) -> Path:
-        return self.root / str(path).lstrip("/")
+        """What is relative begins at the working folder, as everywhere."""
+        return self.root / os.path.abspath(path).lstrip("/")
 
     def uid(self) -> int:
         return os.getuid()
