@@ -148,6 +148,19 @@ def test_required_and_named_are_enforced_by_a_grammar(server: Speaking) -> None:
     assert choice["finish_reason"] == "stop"  # as OpenAI has it
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize("length", [0, 1, len("<tool_call>\n"), len('<tool_call>\n{"name": "weather')])
+def test_a_forced_call_that_is_cut_before_its_name_is_no_content(server: Speaking, choice: Any, length: int) -> None:
+    server.text = CALL[:length]
+    (answer,) = ok(server.chat(tools=TOOLS, tool_choice=choice))["choices"]
+    assert answer["message"] == {"role": "assistant", "content": None, "refusal": None}
+    assert streamed(server.chat(tools=TOOLS, tool_choice=choice, stream=True))[:2] == ("", [])
+    flat = [{"type": "function", "name": "weather"}]
+    body = {"model": "fake", "input": "a", "tools": flat, "tool_choice": "required"}
+    whole = ok(server.request("POST", "/v1/responses", json=body))
+    assert "".join(part["text"] for item in whole["output"] for part in item["content"]) == ""
+
+
 def test_allowed_tools_are_those_that_the_model_sees(server: Speaking) -> None:
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
     ok(server.chat(tools=TOOLS, tool_choice=allowed))

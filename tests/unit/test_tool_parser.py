@@ -91,6 +91,19 @@ def test_the_opening_may_be_in_the_prompt() -> None:
     assert read(MISTRAL, [f"[{ONE}]"], begun=True) == ("", [("f", '{"a": 1}')])
 
 
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_forced_calls_that_are_cut_anywhere_leave_no_content(name: str) -> None:
+    form = FORMATS[name]
+    shape = form.shape
+    one = shape.open + '"f"' + shape.between + '{"a": 1}' + shape.close
+    whole = shape.head + one + shape.separator + one + shape.tail
+    for cut in range(len(whole) + 1):
+        content, calls = read(form, [whole[:cut]], forced=True, begun=bool(form.opening))
+        assert content == ""
+        assert all('{"a": 1}'.startswith(arguments) for _, arguments in calls)
+    assert len(calls) == 2
+
+
 def test_without_parallel_calls_the_first_one_counts() -> None:
     for form, text in ((HERMES, f"{TAGGED}\n{TAGGED}"), (MISTRAL, f"[TOOL_CALLS][{ONE}, {ONE}]")):
         assert read(form, [text], parallel=False) == ("", [("f", '{"a": 1}')])

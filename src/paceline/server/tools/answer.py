@@ -30,7 +30,7 @@ class ToolAnswer:
             message["tool_calls"] = [
                 {key: value for key, value in call.items() if key != "index"} for call in delta["tool_calls"]
             ]
-        elif message["content"] is None:
+        elif message["content"] is None and not self._plan.is_forced:
             message["content"] = ""
         return message
 

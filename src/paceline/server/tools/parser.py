@@ -6,6 +6,7 @@ Contract
 - The arguments are given out as the model writes them, from the moment its name is known. Where they come before the
   name, or as a text of JSON, the call is given out whole.
 - What looks like a call and is none is content. A call that the end of the text cuts off stays cut off.
+  Where nothing but calls can come, nothing is content.
 - White space before and between calls is no content.
 """
 
@@ -55,14 +56,17 @@ class ToolParser:
         *,
         parallel: bool = True,
         begun: bool = False,
+        forced: bool = False,
         hidden: Collection[str] = (),
     ) -> None:
-        """`parallel` false: calls behind the first one are dropped. `begun`: the opening is in the prompt. `hidden`:
-        texts of special tokens, which are no content."""
+        """`parallel` false: calls behind the first one are dropped. `begun`: the opening is in the prompt. `forced`:
+        the answer is calls and nothing else, so what the end cuts off is no content. `hidden`: texts of special tokens,
+        which are no content."""
         self.num_calls = 0
         self._form = form
         self._functions = functions
         self._parallel = parallel
+        self._forced = forced
         self._marker = form.opening or form.shape.trigger
         self._closing = form.shape.close.lstrip("}").strip()
         self._hidden = tuple(text for text in hidden if text != self._marker)
@@ -98,7 +102,7 @@ class ToolParser:
         return pieces
 
     def _give_out(self, text: str) -> None:
-        if text and (text.strip() or not self.num_calls):
+        if text and not self._forced and (text.strip() or not self.num_calls):
             self._pieces.append(Content(text))
 
     # One character in each state

@@ -47,7 +47,14 @@ class ToolPlan:
     def parser(self, hidden: Collection[str]) -> ToolParser:
         names = {tool.function.name for tool in self.tools}
         hidden = hidden if self.shows_special_tokens else ()
-        return ToolParser(self.form, names, parallel=self.parallel, begun=bool(self.opening), hidden=hidden)
+        return ToolParser(
+            self.form,
+            names,
+            parallel=self.parallel,
+            begun=bool(self.opening),
+            forced=self.is_forced,
+            hidden=hidden,
+        )
 
     def finish_reason(self, reason: str | None, num_calls: int) -> str | None:
         """As OpenAI has it: a named function is called with 'stop'."""
