@@ -29,6 +29,24 @@ class LogOptions:
     prompts: bool = False  # prompts in the line of each request
 
 
+def one_line(text: str) -> str:
+    """What cannot be printed, line ends and terminal codes too, as escapes: no client's text looks like our line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class TextFormatter(logging.Formatter):
+    """`LEVEL logger: message` on one line; a traceback's lines are indented, so that none passes for a log line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = one_line(f"{record.levelname} {record.name}: {record.getMessage()}")
+        if record.exc_info:
+            trace = self.formatException(record.exc_info).split("\n")
+            line = "\n".join((line, *(f"  {one_line(part)}" for part in trace)))
+        return line
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line; what a caller put into `extra={"fields": {...}}` stands beside the message."""
 
@@ -94,8 +112,7 @@ def set_up_logging(options: LogOptions) -> None:
     if sys.stderr is sys.__stderr__:  # else somebody has put something there on purpose
         sys.stderr = LossyStream(2)
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(JsonFormatter() if options.format == "json" else text)
+    handler.setFormatter(JsonFormatter() if options.format == "json" else TextFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("paceline").setLevel(options.level.upper())
 

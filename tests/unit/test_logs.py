@@ -15,7 +15,7 @@ import pytest
 from server_fakes import FakeTokenizer
 
 from paceline.errors import ConfigurationError
-from paceline.logs import JsonFormatter, LossyStream
+from paceline.logs import JsonFormatter, LossyStream, TextFormatter
 from paceline.sequence import SpeculationCounts
 from paceline.server.telemetry.record import RequestRecord
 from paceline.server.telemetry.request_log import RequestLog
@@ -97,6 +97,30 @@ def test_a_request_is_one_line_without_its_prompt(caplog: pytest.LogCaptureFixtu
     assert " w4" not in plain.getMessage() + str(plain.__dict__)
     assert (failed.levelname, failed.fields["error"]) == ("WARNING", "generation_failed")  # type: ignore[attr-defined]
     assert told.fields["prompts"] == [" w4 w5"]  # type: ignore[attr-defined]
+
+
+FORGED = "/x\nWARNING paceline.requests: POST /forged \r\x1b[2J\x85\u2028\u202e\x00\x9b31m"
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_a_client_can_forge_no_log_line(formatter: logging.Formatter, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "paceline.requests"):
+        RequestLog()(record(engine_ids=[], path=FORGED, status=401, error="invalid_api_key"))
+        RequestLog()(record(engine_ids=[], path="/é" + "y" * 5000, status=404, error="not_found"))
+    lines = [formatter.format(each) for each in caplog.records]
+    assert all(line.isprintable() and len(line) < 1200 for line in lines)
+    assert "5002 characters" in lines[1]
+
+
+def test_the_lines_of_a_traceback_are_no_log_lines() -> None:
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        made = logging.LogRecord("paceline.x", logging.ERROR, "f", 1, "failed: %s", (FORGED,), sys.exc_info())
+    first, *rest = TextFormatter().format(made).split("\n")
+    assert first.startswith("ERROR paceline.x: failed: /x\\nWARNING")
+    assert rest
+    assert all(line.startswith("  ") and line.isprintable() for line in rest)
 
 
 # Traces

@@ -10,6 +10,8 @@ from paceline.tokenizer import Tokenizer
 
 logger = logging.getLogger("paceline.requests")
 
+_MAX_PATH = 200  # characters; whoever asks chooses the path, with a key or without
+
 
 class RequestLog:
     """An observer of the telemetry. `prompt_tokenizer` writes prompts out; without it none is logged."""
@@ -23,12 +25,12 @@ class RequestLog:
         fields = self._fields(record)
         details = " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("method", "path"))
         level = logging.WARNING if record.status >= 500 else logging.INFO
-        logger.log(level, "%s %s %s", record.method, record.path, details, extra={"fields": fields})
+        logger.log(level, "%s %s %s", fields["method"], fields["path"], details, extra={"fields": fields})
 
     def _fields(self, record: RequestRecord) -> dict[str, Any]:
         fields: dict[str, Any] = {
             "method": record.method,
-            "path": record.path,
+            "path": _bounded(record.path),
             "status": record.status,
             "request_id": record.request_id,
             "seconds": round(record.seconds, 4),
@@ -41,6 +43,10 @@ class RequestLog:
             prompts = [self._tokenizer.decode(ids, skip_special_tokens=False) for ids in record.prompt_token_ids]
             fields["prompts"] = prompts
         return fields
+
+
+def _bounded(path: str) -> str:
+    return path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}... ({len(path)} characters)"
 
 
 def _generation_fields(record: RequestRecord) -> dict[str, Any]:
