@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 import pytest
+import typer
 from server_fakes import FakeEngine, FakeTokenizer, fake_config
 
 from paceline.arguments import Resolved
 from paceline.cli import main
+from paceline.cli.app import app
 from paceline.cli.generate import split_words, statistics
 from paceline.cli.options import model_or_default_pair
 from paceline.errors import InvalidRequestError
@@ -26,6 +30,23 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     with pytest.raises(SystemExit) as caught:
         main()
     return int(caught.value.code or 0)
+
+
+def commands(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command below this one, with the words that name it."""
+    inner = getattr(command, "commands", None)
+    if inner is None:
+        yield words, command
+    for name, child in (inner or {}).items():
+        yield from commands(child, (*words, name))
+
+
+def float_options(command: Any) -> list[str]:
+    def kind(parameter: Any) -> str:  # typer before 0.22 has click's types
+        descriptor = getattr(parameter, "type_descriptor", None)
+        return repr(descriptor.annotation if descriptor else parameter.type).lower()
+
+    return [parameter.opts[-1] for parameter in command.params if "float" in kind(parameter)]
 
 
 @pytest.fixture
@@ -163,3 +184,33 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
 def test_an_empty_prompt_is_refused(words: list[str]) -> None:
     with pytest.raises(InvalidRequestError, match="prompt is empty"):
         split_words(words)
+
+
+FLOAT_OPTIONS = [  # every option that takes a float, of every command
+    (words, option) for words, command in commands(typer.main.get_command(app)) for option in float_options(command)
+]
+
+
+def test_no_command_takes_a_number_that_is_none() -> None:
+    assert {(("serve",), "--shutdown-grace"), (("plan",), "--price"), (("bench", "serve"), "--timeout")} <= set(
+        FLOAT_OPTIONS
+    )
+    whole, values = typer.main.get_command(app), cycle(["nan", "inf", "-inf", "1e999"])
+    for words, option in FLOAT_OPTIONS:
+        needed = {
+            "distill": ["m", "--out", "d"], "generate": ["p"], "tune": ["--prompts", "p"], "offline": ["--model", "m"],
+        }.get(words[-1], [])  # fmt: skip
+        with pytest.raises(typer.BadParameter, match="finite number") as caught:
+            whole.main([*words, *needed, f"{option}={next(values)}"], standalone_mode=False)
+        assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("option", ["--shutdown-grace", "--stall-after", "--request-timeout", "--body-timeout"])
+@pytest.mark.parametrize("value", ["-1", "1e300", "31536001"])
+def test_seconds_that_no_timer_can_wait(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    assert run(monkeypatch, "serve", "--port", "0", "--dtype", "int8", f"{option}={value}") == 2
+    told = capsys.readouterr().err
+    assert option in told
+    assert "dtype" in told  # with the other mistakes, before anything is loaded

@@ -10,11 +10,12 @@ import typer
 from paceline.cli.access_options import with_access_options
 from paceline.cli.bench import bench_app
 from paceline.cli.deploy import deploy_app
+from paceline.cli.finite import App
 from paceline.cli.log_options import with_log_options
 from paceline.cli.options import with_engine_options
 from paceline.cli.plan import plan
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
@@ -27,7 +28,7 @@ app = typer.Typer(
         "  paceline models list"
     ),
 )
-models_app = typer.Typer(no_args_is_help=True, help="The models on this machine: list, pull, rm.")
+models_app = App(no_args_is_help=True, help="The models on this machine: list, pull, rm.")
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
 app.add_typer(deploy_app, name="deploy")
@@ -82,13 +83,12 @@ def serve(
         list[str] | None, typer.Option(help="Name in the API, instead of MODEL. May be repeated.", show_default=False)
     ] = None,
     shutdown_grace: Annotated[
-        float, typer.Option(help="Seconds that running requests may take after SIGTERM.", min=0, rich_help_panel=_RUN)
+        float, typer.Option(help="Seconds that running requests may take after SIGTERM.", rich_help_panel=_RUN)
     ] = 10.0,
     stall_after: Annotated[
         float,
         typer.Option(
             help="Seconds without progress of the engine until /health says 503; longer than any step takes.",
-            min=1,
             rich_help_panel=_RUN,
         ),
     ] = 60.0,
@@ -125,7 +125,7 @@ def serve(
     """
     from paceline.cli.serve import choose_runtime, refuse_with_vllm, run_server
     from paceline.server.access.options import read_access_options
-    from paceline.server.options import ServerOptions
+    from paceline.server.options import ServerOptions, check_server_options
 
     problems: list[str] = []
     options = ServerOptions(
@@ -135,6 +135,7 @@ def serve(
         access=read_access_options(access, problems),
         **logs,
     )
+    check_server_options(options, problems)
     vllm = choose_runtime(
         runtime, python=vllm_python, arguments=vllm_args, version=vllm_version, nodes=nodes, dry_run=dry_run
     )

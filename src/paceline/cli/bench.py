@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.bench_serve import report, serve
+from paceline.cli.finite import App
 from paceline.errors import ConfigurationError
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure speed: of a running server, or of the engine alone.")
+bench_app = App(no_args_is_help=True, help="Measure speed: of a running server, or of the engine alone.")
 bench_app.command()(serve)
 bench_app.command()(report)
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from paceline.cli.finite import App
+
 if TYPE_CHECKING:
     from paceline.deploy.check import Report
     from paceline.deploy.doctor import Finding
 
-deploy_app = typer.Typer(
-    no_args_is_help=True, help="Kubernetes and KServe: manifests, their checks, a doctor for pods."
-)
+deploy_app = App(no_args_is_help=True, help="Kubernetes and KServe: manifests, their checks, a doctor for pods.")
 
 Platform = Literal["kubernetes", "kserve", "kserve-llm"]
 Runtime = Literal["paceline", "vllm"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.logs import LogOptions
-from paceline.server.access.options import AccessOptions
+from paceline.server.access.options import MAX_SECONDS, AccessOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,3 +18,13 @@ class ServerOptions:
     stall_seconds: float = 60.0  # without progress of the engine, until /health is 503; longer than any step
     logs: LogOptions = field(default_factory=LogOptions)
     otlp_traces_endpoint: str | None = None  # where OpenTelemetry spans go; None: nowhere
+
+
+def check_server_options(options: ServerOptions, problems: list[str]) -> None:
+    """What is wrong with them goes to `problems`, in words of the command line."""
+    for flag, seconds, least in (
+        ("--shutdown-grace", options.shutdown_grace_seconds, 0),
+        ("--stall-after", options.stall_seconds, 1),
+    ):
+        if not least <= seconds <= MAX_SECONDS:
+            problems.append(f"{flag} must be from {least} to {MAX_SECONDS:g} seconds, not {seconds:g}.")

@@ -14,6 +14,7 @@ from paceline.errors import PacelineError
 from paceline.server.access.keys import ApiKeys
 
 KEYS_VARIABLE = "PACELINE_API_KEYS"
+MAX_SECONDS = 31_536_000  # of any option, a year: timers overflow far beyond
 _ORIGIN = re.compile(r"^https?://[^/\s*]+$")
 
 
@@ -54,6 +55,9 @@ def read_access_options(
     for name, least in _LEAST.items():
         if name in values and not values[name] >= least:
             problems.append(f"{_flag(name)} must be at least {least}, not {values[name]}.")
+            del values[name]
+        elif name.endswith("_timeout") and name in values and values[name] > MAX_SECONDS:
+            problems.append(f"{_flag(name)} must be at most {MAX_SECONDS} seconds, not {values[name]:g}.")
             del values[name]
     values["api_keys"] = _keys(values.pop("api_key_file", None), environment.get(KEYS_VARIABLE), problems)
     values["allowed_origins"] = _origins(values.pop("allowed_origin", ()), problems)
