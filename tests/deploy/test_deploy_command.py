@@ -19,6 +19,7 @@ from paceline.arguments.fields import EngineArguments
 from paceline.cli import main
 from paceline.cli.options import _PARAMETERS
 from paceline.deploy.command import SERVE_OPTIONS, ServerCommand, server_command
+from paceline.deploy.render import render
 from paceline.deploy.target import Target
 from paceline.deploy.values_file import load_values
 from paceline.errors import ConfigurationError
@@ -137,12 +138,59 @@ def test_switches() -> None:
         ({"num_gpu_blocks_override": 7}, "has no such option"),
         ({"speculative_config": {"num_speculative_tokens": "5"}}, "num_speculative_tokens"),
         ({"speculative_config": {"draft_tp": 1}}, "draft_tp"),
+        ({"speculative_config": 5}, "give a mapping"),
+        ({"speculative_config": "foo"}, "give a mapping"),
+        ({"speculative_config": []}, "give a mapping"),
+        ({"speculative_config": {"method": "ngram"}}, "needs no draft model"),
+        ({"speculative_config": {"model": "[ngram]"}}, "needs no draft model"),
+        ({"speculative_config": {"model": "org/other"}}, "set draft.source instead"),
+        ({"speculative_config": {"method": "draft"}}, "method"),
+        ({"speculative_config": {"num_speculative_tokens": 0}}, "between 1 and 32"),
+        ({"speculative_config": {"num_speculative_tokens": 33}}, "between 1 and 32"),
+        ({"speculative_config": {"max_model_len": 1}}, "at least 2"),
+        ({"speculative_config": {"draft_tensor_parallel_size": 3}}, "must divide"),
+        ({"tensor_parallel_size": 3}, "must be one of"),
+        ({"tensor_parallel_size": 0}, "must be one of"),
+        ({"tensor_parallel_size": -4}, "must be one of"),
+        ({"max_model_len": -5}, "at least 2"),
+        ({"max_model_len": 0}, "at least 2"),
+        ({"gpu_memory_utilization": 5}, "at most 1"),
+        ({"gpu_memory_utilization": 0}, "above 0"),
+        ({"block_size": 17}, "power of two"),
+        ({"max_num_seqs": 0}, "at least 1"),
+        ({"max_num_batched_tokens": 1}, "max_num_seqs"),
+        ({"max_logprobs": -2}, "at least 0"),
+        ({"kv_cache_dtype": "fp8"}, "need a GPU"),
+        ({"device": "cuda", "tensor_parallel_size": 3}, "must be one of"),
     ],
 )
 def test_wrong_engine_options(engine: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         command(**engine)
     assert message in str(caught.value)
+
+
+GPU_ENGINES: list[tuple[dict[str, Any], str]] = [
+    ({"tensor_parallel_size": 3, "speculative_config": {"draft_tensor_parallel_size": 3}}, "must be one of"),
+    ({"speculative_config": {"draft_tensor_parallel_size": 3}}, "must divide"),
+    ({"max_model_len": -5, "gpu_memory_utilization": 5}, "2. gpu_memory_utilization"),
+]
+
+
+@pytest.mark.parametrize(("engine", "message"), GPU_ENGINES)
+def test_what_the_server_refuses_at_its_start_is_refused_here(engine: dict[str, Any], message: str) -> None:
+    values = load_values(None, "paceline", "llama-70b-4xh100", {"image": IMAGE, "engine": engine})
+    with pytest.raises(ConfigurationError) as caught:
+        render(values, "kubernetes", "paceline")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("runtime", ["paceline", "vllm"])
+@pytest.mark.parametrize("config", [5, "foo", [], {"method": "ngram"}])
+def test_a_speculative_config_that_is_none_or_contradicts_the_draft(config: Any, runtime: Any) -> None:
+    values = load_values(None, runtime, "llama-70b-4xh100", {"image": IMAGE, "engine": {"speculative_config": config}})
+    with pytest.raises(ConfigurationError, match=r"engine\.speculative_config"):
+        render(values, "kserve", runtime)
 
 
 def test_vllm_refuses_a_draft_of_another_degree_than_the_targets() -> None:

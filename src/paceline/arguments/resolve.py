@@ -106,6 +106,33 @@ def resolve_arguments(
     return Resolved(config, target.tokenizer, tuple(notes(given, engine, speculative, machine)))
 
 
+def check_without_models(arguments: Mapping[str, Any], machine: Machine) -> list[str]:
+    """The problems that `resolve_arguments` would find on `machine` before it has read a model, and in the values."""
+    problems: list[str] = []
+    engine = read_engine_arguments(arguments, problems)
+    speculative = read_speculative_arguments(arguments, problems)
+    check_names(engine, speculative, problems)
+    check_machine(engine, speculative, machine, problems)
+    if problems:
+        return problems
+    device = device_of(engine, machine)
+    model = ModelConfig(path=Path(), name="")  # stands for either model
+    with _collected(problems):
+        replace(model, max_model_len=2 if engine.max_model_len is None else engine.max_model_len)
+    with _collected(problems):
+        _cache(engine)
+    with _collected(problems):
+        _scheduler(engine, device)
+    with _collected(problems):
+        EngineConfig(model=model, max_logprobs=engine.max_logprobs)
+    if speculative is not None:
+        with _collected(problems):
+            _speculative(speculative, model if speculative.method == "draft_model" else None)
+        with _collected(problems):
+            replace(model, max_model_len=2 if speculative.max_model_len is None else speculative.max_model_len)
+    return problems
+
+
 def _check_split(argument: str, model: _Checkpoint, size: int, problems: list[str]) -> None:
     from paceline.models.sharding import shard_model
 

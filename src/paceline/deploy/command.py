@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.arguments.fields import read_engine_arguments, read_speculative_arguments
+from paceline.arguments import Machine
+from paceline.arguments.resolve import check_without_models
 from paceline.deploy.target import DRAFT_MOUNT, MODEL_MOUNT, PORT, Target
 from paceline.errors import ConfigurationError, did_you_mean
 
@@ -24,6 +25,7 @@ _SET_ELSEWHERE = {
     "speculative_model": "draft.source",
     "num_speculative_tokens": "engine.speculative_config.num_speculative_tokens",
 }
+_NO_DRAFT_METHODS = ("ngram", "[ngram]", "ngram_gpu", "suffix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class ServerCommand:
 
 def server_command(target: Target) -> ServerCommand:
     """Raises ConfigurationError with every problem of the engine options."""
+    _raise(list(_misplaced(target)))
     return _vllm(target) if target.runtime == "vllm" else _paceline(target)
 
 
@@ -52,19 +55,40 @@ def engine_arguments(target: Target) -> dict[str, Any]:
     if speculative is not None or target.values.draft:
         arguments["speculative_config"] = dict(speculative or {})
         if target.values.draft:
-            arguments["speculative_config"] |= {"method": "draft_model", "model": DRAFT_MOUNT}
+            config = arguments["speculative_config"]
+            config |= {"method": config.get("method") or "draft_model", "model": DRAFT_MOUNT}
     return arguments
+
+
+def _misplaced(target: Target) -> Iterator[str]:
+    """What the values say in another place, or twice."""
+    for name in target.values.engine:
+        if name in _SET_ELSEWHERE:
+            yield f"engine.{name}: set {_SET_ELSEWHERE[name]} instead."
+    config = target.values.engine.get("speculative_config")
+    if config is None:
+        return
+    if not isinstance(config, Mapping):
+        yield (
+            f"engine.speculative_config={config!r} cannot be used: give a mapping, such as "
+            "{num_speculative_tokens: 5}, or leave it out."
+        )
+        return
+    model, method = config.get("model"), config.get("method")
+    if model is not None and model not in _NO_DRAFT_METHODS:
+        yield "engine.speculative_config.model: set draft.source instead, so that the draft is downloaded and mounted."
+    drafts_itself = next((word for word in (method, model) if word in _NO_DRAFT_METHODS), None)
+    if target.values.draft is not None and drafts_itself is not None:
+        yield (
+            f"engine.speculative_config has the method {drafts_itself!r}, which needs no draft model, and the values "
+            "have a draft: set draft: null, or leave the method out."
+        )
 
 
 def _paceline(target: Target) -> ServerCommand:
     arguments = engine_arguments(target)
+    _raise(check_without_models(arguments, Machine(num_gpus=max(target.num_gpus, 0))))
     problems: list[str] = []
-    for name in target.values.engine:
-        if name in _SET_ELSEWHERE:
-            problems.append(f"engine.{name}: set {_SET_ELSEWHERE[name]} instead.")
-    read_engine_arguments(arguments, problems)
-    read_speculative_arguments(arguments, problems)
-    _raise(problems)
     words = ["--host", "0.0.0.0", "--port", str(PORT), "--served-model-name", target.served_name]
     longest = str(target.values.rollout.longest_request_seconds)
     words += ["--request-timeout", longest, "--shutdown-grace", longest]  # so that it is the longest, and is finished
