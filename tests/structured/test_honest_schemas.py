@@ -8,10 +8,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+import xgrammar as xgr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from structured.byte_tokens import byte_tokenizer, eos_id
 from structured.walks import make_masks, random_answer
+from xgrammar.testing import _is_grammar_accept_string
 
 from paceline.errors import InvalidRequestError
 from paceline.structured import json_schema
@@ -22,6 +24,20 @@ from paceline.structured.store import GrammarStore
 STORE = GrammarStore(byte_tokenizer(), [eos_id()])
 
 NAMED = {"$defs": {"n": {"type": "integer", "minimum": 1}}}
+
+# Counts without a word on what is counted: it may be anything.
+COUNTS_ALONE: list[Any] = [
+    {"type": "array", "minItems": 1},
+    {"type": "array", "maxItems": 2},
+    {"type": "array", "minItems": 2, "maxItems": 2},
+    {"minItems": 1},
+    {"type": ["array", "null"], "minItems": 1},
+    {"type": "array", "prefixItems": [{"type": "null"}], "minItems": 2},
+    {"type": "object", "minProperties": 1},
+    {"type": "object", "maxProperties": 2},
+    {"type": "object", "properties": {}, "minProperties": 1, "maxProperties": 1},
+    {"maxProperties": 1},
+]
 
 SCHEMAS: dict[str, Any] = {
     "object": {
@@ -78,6 +94,7 @@ SCHEMAS: dict[str, Any] = {
     "annotations": {"type": "string", "title": "t", "default": "d", "x-any": 1, "examples": ["e"], "maxLength": 2},
     "says nothing about its type": {"type": "integer", "minLength": 3},
     "anything": True,
+    **{f"count alone {number}": schema for number, schema in enumerate(COUNTS_ALONE)},
 }  # fmt: skip
 
 
@@ -89,6 +106,19 @@ def test_p30_every_document_that_the_grammar_allows_is_valid(name: str) -> None:
     assert len(documents) >= 6
     for document in documents:
         jsonschema.validate(json.loads(document), SCHEMAS[name], jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize("schema", COUNTS_ALONE, ids=json.dumps)
+def test_what_a_count_alone_allows_can_be_written(schema: Any) -> None:
+    documents = ["[null]", '[null, "a"]', "[null, [2]]", "[{}, 1]", '{"a": 1}', '{"a": [], "b": "c"}', "null"]
+    grammar = xgr.Grammar.from_json_schema(json.dumps(json_schema.enforceable(schema, "json")))
+    kinds = ("[", "{") if "type" not in schema else ("[", "n") if "array" in schema["type"] else ("{",)
+    kinds = ("[",) if schema == {"minItems": 1} else ("{",) if schema == {"maxProperties": 1} else kinds
+    judge = jsonschema.Draft202012Validator(schema)
+    written = [document for document in documents if document[0] in kinds and judge.is_valid(json.loads(document))]
+    assert written
+    for document in written:
+        assert _is_grammar_accept_string(grammar, document), document
 
 
 REFUSED: dict[str, tuple[Any, str]] = {

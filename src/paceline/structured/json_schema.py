@@ -182,6 +182,9 @@ class _Walk:
                 properties[name] = self.node(rest, f"{path}.additionalProperties", depth + 1)
         if properties:
             result["properties"] = properties
+        closing = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}
+        if not properties and not own.keys() & closing and own.keys() & {"minProperties", "maxProperties"}:
+            result["additionalProperties"] = True  # xgrammar would allow no property at all
         if isinstance(own.get("additionalProperties"), dict):
             result["additionalProperties"] = self.node(rest, f"{path}.additionalProperties", depth + 1)
         if "patternProperties" in own:
@@ -227,6 +230,8 @@ class _Walk:
             result["items"] = self.node(own["items"], f"{path}.items", depth + 1)
         elif own.get("unevaluatedItems") is False:
             result["items"] = False
+        elif _counts_unlisted(own):
+            result["items"] = True  # xgrammar would allow no item but those listed
         if "prefixItems" in own:
             if not isinstance(own["prefixItems"], list):
                 raise self._wrong(path, "'prefixItems' must be a list of schemas")
@@ -325,6 +330,14 @@ class _Walk:
 def _kind(value: object) -> str:
     names: Mapping[type, str] = {type(None): "null", list: "a list", str: "a string", bool: "a boolean"}
     return names.get(type(value), "a number")
+
+
+def _counts_unlisted(own: Schema) -> bool:
+    """An array's counts are about items that no keyword describes."""
+    listed = own.get("prefixItems")
+    if isinstance(listed, list) and listed:
+        return bool(own.get("minItems", 0) > len(listed))
+    return "minItems" in own or "maxItems" in own
 
 
 def _types_of(value: object) -> set[str]:
