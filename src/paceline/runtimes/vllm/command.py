@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Option = tuple[str, tuple[str, ...]]  # name without dashes; its values, none for an option that is on or off
+# Sizes that multiply; decode-context-parallel ranks are among the tensor-parallel ones.
+_GPU_FACTORS = (
+    "tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size", "data-parallel-size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,19 @@ class VllmCommand:
         """The value of an option, None where it is absent (or takes none)."""
         values = dict(self.options).get(name)
         return values[0] if values else None
+
+    @property
+    def num_gpus(self) -> int:
+        """That the command uses, over all its nodes: tensor x pipeline x prefill-context x data parallel size.
+
+        On a CPU build the same number counts processes. A `--config` file is not read.
+        """
+        return math.prod(int(self.value(name) or 1) for name in _GPU_FACTORS)
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines that have to run this command together; Ray's are not told by it."""
+        return int(self.value("nnodes") or 1)
 
     def draft_model(self) -> str | None:
         """The draft, where the method is a draft model."""

@@ -83,11 +83,7 @@ def ask(wanted: str | None, progress: Progress, run: Run | None = None) -> Insta
     except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
         known = replace(facts_of(where["version"]), distribution=where["distribution"])
         return Installation(python, known, (f"vLLM {known.version} could not be asked for its arguments; {_TABLES}",))
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = cache.with_suffix(f".{os.getpid()}")
-    unfinished.write_text(json.dumps(answer))
-    unfinished.replace(cache)
-    return Installation(python, facts)
+    return Installation(python, facts, _remember(cache, answer))
 
 
 _TABLES = "those that this version was published with are taken."
@@ -127,6 +123,19 @@ def _remembered(cache: Path) -> VllmFacts | None:
         return facts_from_answer(answer)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _remember(cache: Path, answer: Mapping[str, Any]) -> tuple[str, ...]:
+    """A place that cannot be written costs the next start its time, and a note; this one goes on."""
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = cache.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(json.dumps(answer))
+        unfinished.replace(cache)
+    except OSError as error:
+        why = error.strerror or error
+        return (f"vLLM's answer cannot be kept in {cache.parent} ({why}): every start asks again. Set PACELINE_HOME.",)
+    return ()
 
 
 def _script() -> str:

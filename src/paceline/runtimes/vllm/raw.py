@@ -1,4 +1,4 @@
-"""--vllm-args: options of vLLM in its own spelling, checked for their existence, handed on as they are."""
+"""--vllm-args: options in vLLM's own spelling, checked for existence and number of values, handed on as they are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from paceline.errors import did_you_mean
 from paceline.runtimes.vllm import tables
 from paceline.runtimes.vllm.command import Option
 from paceline.runtimes.vllm.facts import VllmFacts, known_since
+from paceline.runtimes.vllm.gone import GONE
+from paceline.runtimes.vllm.kinds import wrong_value
+from paceline.runtimes.vllm.speculation import FLAT
 
 
 def read_raw(text: str | Sequence[str], ours: frozenset[str], facts: VllmFacts, problems: list[str]) -> list[Option]:
@@ -29,6 +32,7 @@ def read_raw(text: str | Sequence[str], ours: frozenset[str], facts: VllmFacts, 
             options[-1] = (options[-1][0], (*options[-1][1], word))
         else:
             problems.append(f"vllm_args: '{word}' is not an option; write options in their long form, --name value.")
+    problems += [f"vllm_args: --{option[0]} {wrong}." for option in options if (wrong := wrong_value(option))]
     return options
 
 
@@ -39,6 +43,13 @@ def _is_short_option(word: str) -> bool:
 def _check(name: str, ours: frozenset[str], facts: VllmFacts, problems: list[str]) -> None:
     if name.removeprefix("no-") in ours:
         problems.append(f"vllm_args: --{name} is written by Paceline; give it as an argument of its own.")
+    elif name.replace("-", "_") in GONE and not facts.has_flag(name):
+        problems.append(f"vllm_args: vLLM no longer has --{name}; {GONE[name.replace('-', '_')][0]}.")
+    elif name.replace("-", "_") in FLAT:
+        problems.append(
+            f"vllm_args: --{name} is vLLM's older form of speculation; give it as an argument of its own, or as a key "
+            "of --speculative-config."
+        )
     elif not facts.has_flag(name):
         since = known_since(tables.FLAGS, name)
         guess = "" if since else did_you_mean(name, facts.flags)

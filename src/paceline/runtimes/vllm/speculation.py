@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 from paceline.arguments.fields import LEGACY
 from paceline.errors import did_you_mean
@@ -18,6 +18,7 @@ from paceline.runtimes.vllm.facts import VllmFacts, known_since
 SpeculativeConfig = dict[str, Any]
 
 DEFAULT_K = 5
+_MOST_K = 256  # of a pass; beyond, memory for logits is what vLLM runs out of
 _OWN_NAMES = ("ngram", "[ngram]")
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 _ALL_BATCH_SIZES = 1_000_000  # the end of a schedule's last range
@@ -96,12 +97,20 @@ def _named_method(given: Mapping[str, Any]) -> SpeculativeConfig:
         method, model = "ngram", None
     head: SpeculativeConfig = {"method": method or ("draft_model" if model is not None else None), "model": model}
     if head["method"] in ("ngram", "draft_model"):
-        head["num_speculative_tokens"] = config.pop("num_speculative_tokens", None) or DEFAULT_K
+        k = config.pop("num_speculative_tokens", None)
+        head["num_speculative_tokens"] = DEFAULT_K if k is None else k  # 0 is refused below, not replaced
     if head["method"] == "ngram":  # Paceline's defaults, which are not vLLM's
-        longest = config.get("prompt_lookup_max") or max(4, config.get("prompt_lookup_min") or 0)
-        config["prompt_lookup_max"] = longest
-        config.setdefault("prompt_lookup_min", min(2, longest))
+        _complete_lookup(config)
     return head | config
+
+
+def _complete_lookup(config: SpeculativeConfig) -> None:
+    """What is no number stays as it is, for `_lookup` to refuse."""
+    longest, shortest = config.get("prompt_lookup_max"), config.get("prompt_lookup_min")
+    if longest is None:
+        longest = config["prompt_lookup_max"] = max(4, shortest) if _is_whole(shortest) else 4
+    if shortest is None:
+        config["prompt_lookup_min"] = min(2, longest) if _is_whole(longest) else 2
 
 
 def _own_arguments(config: SpeculativeConfig, problems: list[str], notes: list[str]) -> None:
@@ -128,7 +137,7 @@ def _old_arguments(config: SpeculativeConfig, facts: VllmFacts, problems: list[s
             f"disable_by_batch_size={batch_size}: vLLM {facts.version} can neither switch speculation off by batch "
             "size nor schedule K; 0.24 and later can. Upgrade vLLM, or leave it out."
         )
-    elif not isinstance(batch_size, int) or batch_size < 2:
+    elif not _is_whole(batch_size) or batch_size < 2:
         problems.append(f"disable_by_batch_size={batch_size!r} must be a whole number of at least 2.")
     else:
         k = config.get("num_speculative_tokens", DEFAULT_K)
@@ -159,11 +168,30 @@ def _method(config: SpeculativeConfig, facts: VllmFacts, problems: list[str]) ->
     elif method == "ngram" and model is not None:
         problems.append(f"speculative_config method 'ngram' takes no model; leave out model={model!r}.")
     k = config.get("num_speculative_tokens")
-    if k is not None and (not isinstance(k, int) or isinstance(k, bool) or k < 1):
+    if k is not None and (not _is_whole(k) or not 1 <= k <= _MOST_K):
         problems.append(
-            f"num_speculative_tokens={k!r} must be a whole number of at least 1. To serve without speculation, leave "
-            "the speculative configuration out."
+            f"num_speculative_tokens={k!r} must be a whole number between 1 and {_MOST_K}. To serve without "
+            "speculation, leave the speculative configuration out."
         )
+    if method == "ngram":
+        _lookup(config, problems)
+
+
+def _lookup(config: SpeculativeConfig, problems: list[str]) -> None:
+    """The lengths of n-grams, longest and shortest."""
+    longest, shortest = config["prompt_lookup_max"], config["prompt_lookup_min"]
+    wrong = [
+        f"{name}={value!r} must be a whole number of at least 1."
+        for name, value in (("prompt_lookup_max", longest), ("prompt_lookup_min", shortest))
+        if not _is_whole(value) or value < 1
+    ]
+    problems += wrong
+    if not wrong and shortest > longest:
+        problems.append(f"prompt_lookup_min={shortest} must not be more than prompt_lookup_max={longest}.")
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _acceptance(config: SpeculativeConfig, facts: VllmFacts, problems: list[str], notes: list[str]) -> None:
@@ -218,11 +246,7 @@ def _schedule(config: SpeculativeConfig, facts: VllmFacts, problems: list[str]) 
 
 
 def _is_range(entry: object) -> bool:
-    return (
-        isinstance(entry, list | tuple)
-        and len(entry) == 3
-        and all(isinstance(number, int) and not isinstance(number, bool) for number in entry)
-    )
+    return isinstance(entry, list | tuple) and len(entry) == 3 and all(_is_whole(number) for number in entry)
 
 
 def _no_field(name: str, facts: VllmFacts) -> str:

@@ -19,9 +19,11 @@ from paceline.runtimes.vllm import tables
 from paceline.runtimes.vllm.command import Option, VllmCommand
 from paceline.runtimes.vllm.facts import VllmFacts, known_since
 from paceline.runtimes.vllm.gone import GONE
+from paceline.runtimes.vllm.kinds import MANY, ONLY_ON, wrong_value
 from paceline.runtimes.vllm.raw import read_raw
 from paceline.runtimes.vllm.reading import read_known
 from paceline.runtimes.vllm.speculation import FLAT, is_flat, speculative_config
+from paceline.runtimes.vllm.values import PLUGGABLE, check_port, check_values
 
 Locate = Callable[[str], str]
 
@@ -74,10 +76,13 @@ def translate(
     given = {name: value for name, value in arguments.items() if value is not None}
     known = read_known({name: value for name, value in given.items() if name in _PACELINES}, problems)
     _check_model_and_machine(known, facts, problems)
+    check_values(known, facts, problems)
+    check_port(port, problems)
     shared = [option for name in SAME if name in known for option in _option(name, known[name])]
     problems += [_no_option(name, facts) for name in SAME if name in known and not facts.has_flag(_flag(name))]
     speculative = _speculative(given, known, facts, problems, notes)
-    more = _more(given, vllm_args, facts, problems, notes)
+    ours = _OURS - {_flag(name) for name in PLUGGABLE if name not in known}
+    more = _more(given, vllm_args, ours, facts, problems, notes)
     _raise(problems)  # before a model is fetched
     speculation = _option("speculative_config", _located(speculative, locate)) if speculative else []
     options = (*shared, *speculation, *more, *_address(served_model_names, host, port))
@@ -114,13 +119,14 @@ def _speculative(
 def _more(
     given: Mapping[str, Any],
     vllm_args: str | Sequence[str],
+    ours: frozenset[str],
     facts: VllmFacts,
     problems: list[str],
     notes: list[str],
 ) -> list[Option]:
     """What Paceline has no name for. Words in vLLM's own spelling stand against the same from elsewhere."""
     others = {name: value for name, value in given.items() if name not in _PACELINES and not is_flat(name)}
-    raw = read_raw(vllm_args, _OURS, facts, problems)
+    raw = read_raw(vllm_args, ours, facts, problems)
     written = {name for name, _ in raw}
     return [*(option for option in _foreign(others, facts, problems, notes) if option[0] not in written), *raw]
 
@@ -128,8 +134,12 @@ def _more(
 def _option(name: str, value: Any) -> list[Option]:
     """One option, in the spelling of vLLM's parser: --x, --no-x, --x VALUE, --x JSON."""
     flag = _flag(name)
+    if value is False and flag in ONLY_ON:
+        return []
     if isinstance(value, bool):
         return [(flag if value else f"no-{flag}", ())]
+    if isinstance(value, list | tuple) and flag in MANY:
+        return [(flag, tuple(map(str, value)))]
     if isinstance(value, Mapping | list | tuple):
         return [(flag, (json.dumps(value, separators=(",", ":")),))]
     return [(flag, (str(value),))]
@@ -153,7 +163,11 @@ def _foreign(others: Mapping[str, Any], facts: VllmFacts, problems: list[str], n
     for name, value in others.items():
         flag = _flag(name)
         if facts.has_flag(flag) and flag not in _OURS:
-            options += _option(name, value)
+            made = _option(name, value)
+            problems += [
+                f"{name}={value!r}: --{option[0]} {wrong}." for option in made if (wrong := wrong_value(option))
+            ]
+            options += made
         elif name in GONE:
             instead, harmless = GONE[name]
             (notes if value in harmless else problems).append(f"{name}={value!r}: vLLM no longer has it; {instead}.")
