@@ -35,6 +35,10 @@ class EngineDeadError(PacelineError, RuntimeError):
     """The engine stopped; every request in flight fails with this."""
 
 
+class EngineStalledError(PacelineError, RuntimeError):
+    """The engine lives and makes no progress; new requests are refused with this until it goes on."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ' Did you mean X?' for the nearest known name, or an empty string."""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)

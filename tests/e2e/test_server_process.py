@@ -196,7 +196,10 @@ def test_p42_an_engine_that_is_stopped_turns_health_503_and_back(server: Running
             assert time.monotonic() - began < 4
             time.sleep(0.05)
         assert time.monotonic() - began > 1
-        assert [httpx.get(path).json()["error"]["code"] for path in paths] == ["engine_dead"] * 3
+        assert [httpx.get(path).json()["error"]["code"] for path in paths] == ["engine_stalled"] * 3
+        with pytest.raises(openai.InternalServerError) as refused:
+            chat(server, timeout=5)
+        assert (refused.value.status_code, refused.value.code) == (503, "engine_stalled")
         metrics = httpx.get(f"{server.url}/metrics", timeout=10)  # the counters of the last heartbeat
         assert 'paceline:engine_up{model_name="fake"} 0.0' in metrics.text
     finally:

@@ -18,7 +18,7 @@ from paceline.cli import main
 from paceline.cli.app import app
 from paceline.cli.generate import split_words, statistics
 from paceline.cli.options import model_or_default_pair
-from paceline.errors import InvalidRequestError
+from paceline.errors import ConfigurationError, EngineDeadError, InvalidRequestError, PacelineError
 from paceline.sequence import SpeculationCounts
 from paceline.server.options import ServerOptions
 
@@ -214,3 +214,16 @@ def test_seconds_that_no_timer_can_wait(
     told = capsys.readouterr().err
     assert option in told
     assert "dtype" in told  # with the other mistakes, before anything is loaded
+
+
+@pytest.mark.parametrize(("kind", "status"), [(EngineDeadError, 1), (PacelineError, 2), (ConfigurationError, 2)])
+def test_the_exit_status_tells_a_dead_engine_from_a_wrong_option(
+    kind: type[PacelineError], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise kind("why")
+
+    monkeypatch.setattr("paceline.cli.app.app", fail)
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == status

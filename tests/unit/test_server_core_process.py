@@ -17,7 +17,13 @@ import pytest
 from server_fakes import fake_config
 
 from paceline.engine.async_engine import AsyncEngine
-from paceline.errors import ConfigurationError, EngineDeadError, InvalidRequestError, UnsupportedModelError
+from paceline.errors import (
+    ConfigurationError,
+    EngineDeadError,
+    EngineStalledError,
+    InvalidRequestError,
+    UnsupportedModelError,
+)
 from paceline.sampling_params import SamplingParams
 from paceline.sequence import EngineRequest, FinishReason, SequenceDelta
 
@@ -126,7 +132,10 @@ def test_p42_a_killed_engine_fails_every_request_at_once_and_health() -> None:
     with_engine(body)
 
 
-def test_p42_an_engine_that_makes_no_progress_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_p42_an_engine_that_makes_no_progress_is_unhealthy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("paceline.engine.async_engine._WATCH_SECONDS", 0.05)
     monkeypatch.setattr("paceline.engine.async_engine.STOP_SECONDS", 0.1)
 
     async def body(engine: AsyncEngine) -> None:
@@ -135,6 +144,12 @@ def test_p42_an_engine_that_makes_no_progress_is_unhealthy(monkeypatch: pytest.M
         async with asyncio.timeout(10):
             while engine.is_healthy:
                 await asyncio.sleep(0.05)
+        assert engine.is_stalled
+        await asyncio.sleep(0.3)
+        assert [record.getMessage()[:10] for record in caplog.records].count("The engine") == 1, "said once"
+        for name in ("new", "newer"):
+            with pytest.raises(EngineStalledError, match="no progress for"):
+                await asyncio.wait_for(collect(engine, ask(name)), 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -152,6 +167,32 @@ def test_p42_an_engine_that_makes_no_progress_is_unhealthy(monkeypatch: pytest.M
 def test_an_error_at_start_comes_back_as_itself(name: str, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         with_engine(lambda engine: asyncio.sleep(0), name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_an_engine_that_is_killed_while_it_loads_says_how(number: signal.Signals) -> None:
+    async def run() -> None:
+        start = asyncio.create_task(AsyncEngine.start(fake_config("loading"), factory=FACTORY))
+        while not (children := psutil.Process().children()):
+            await asyncio.sleep(0.02)
+        for child in children:
+            child.send_signal(number)
+        with pytest.raises(EngineDeadError, match=f"signal {number.value}") as error:
+            await asyncio.wait_for(start, 10)
+        assert ("want of memory" in str(error.value)) == (number == signal.SIGKILL)
+
+    asyncio.run(run())
+
+
+def test_the_engine_process_does_not_inherit_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_API_KEYS", "a-key-of-16-characters")
+
+    async def body(engine: AsyncEngine) -> None:
+        environment = psutil.Process(engine.pid).environ()
+        assert "PACELINE_API_KEYS" not in environment
+        assert "PATH" in environment
+
+    with_engine(body)
 
 
 def test_a_start_that_is_cancelled_leaves_no_process() -> None:

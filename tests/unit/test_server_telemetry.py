@@ -231,6 +231,7 @@ class CountingEngine:
     """An engine of counters alone."""
 
     is_healthy = True
+    is_stalled = False
 
     def __init__(self) -> None:
         self.counts = EngineStats()

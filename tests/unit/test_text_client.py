@@ -32,6 +32,7 @@ class EngineHere:
     """An engine client over an engine in this process, for one request at a time."""
 
     is_healthy = True
+    is_stalled = False
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

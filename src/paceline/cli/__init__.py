@@ -1,14 +1,15 @@
 """The command line: paceline serve | generate | models | distill | verify | demo.
 
 Commands import what they need when they run, so that --help is quick. An error made on purpose is one message
-on standard error and exit status 2; Ctrl-C ends with 130.
+on standard error and exit status 2, or 1 where the engine died; Ctrl-C ends
+with 130.
 """
 
 from __future__ import annotations
 
 import sys
 
-from paceline.errors import PacelineError
+from paceline.errors import EngineDeadError, PacelineError
 
 
 def main() -> None:
@@ -20,7 +21,7 @@ def main() -> None:
         app()
     except PacelineError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]Error:[/] {_escaped(str(error))}", soft_wrap=True)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, EngineDeadError) else 2)
     except KeyboardInterrupt:
         sys.exit(130)
 

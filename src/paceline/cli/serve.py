@@ -10,7 +10,7 @@ from typing import Any
 from paceline.arguments import check_runtime, resolve_arguments
 from paceline.cli.console import console, say, show_configuration, show_notes
 from paceline.cli.options import model_or_default_pair
-from paceline.errors import ConfigurationError, PacelineError
+from paceline.errors import ConfigurationError, EngineDeadError, PacelineError
 from paceline.logs import set_up_logging, tell
 from paceline.server.options import ServerOptions
 from paceline.server.serve import open_port, serve
@@ -55,7 +55,7 @@ def _run_for_machines(
             return serve(resolved, listener, announce, options)
     except PacelineError as error:
         logger.error("%s", error)
-        return 2
+        return 1 if isinstance(error, EngineDeadError) else 2
 
 
 VllmServer = Callable[[str | None, dict[str, Any], str, int, ServerOptions], int]

@@ -6,7 +6,8 @@ Contract
   InvalidRequestError if the engine refuses the request, EngineDeadError as soon as the engine is gone.
 - Leaving a `generate` early (aclose, cancellation, an error in its body) aborts the request in the engine.
 - Nothing waits for an engine that is dead. `is_healthy` turns false when it died, or made no progress for
-  `stall_seconds` (p42): no report at all, or reports of work at hand without a step or a delta.
+  `stall_seconds` (p42): no report at all, or reports of work at hand without a step or a delta. Then `is_stalled`
+  is true, `generate` raises EngineStalledError, and the log says so once, and once when the engine goes on.
 - `shutdown` leaves no process and no file.
 
 The endpoints lie in a fresh private directory, so that any number of servers share a host. It is removed as
@@ -17,7 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -32,13 +36,17 @@ from paceline.config import EngineConfig
 from paceline.engine import wire
 from paceline.engine.core_process import DEFAULT_FACTORY
 from paceline.engine.statistics import EngineStats
-from paceline.errors import EngineDeadError, PacelineError
+from paceline.errors import EngineDeadError, EngineStalledError, PacelineError
 from paceline.logs import LogOptions
 from paceline.sequence import EngineRequest, SequenceDelta
+
+logger = logging.getLogger(__name__)
 
 STALL_SECONDS = 60.0  # without a report: a step of a healthy engine is far shorter
 STOP_SECONDS = 5.0
 _STATS_SECONDS = 2.0
+SECRETS = ("PACELINE_API_KEYS",)  # in the environment, and none of the engine's business
+_WATCH_SECONDS = 0.5  # between two looks at its progress
 _MAX_SOCKET_PATH = 100  # bytes that every Unix leaves for the path of a socket
 
 _Event = SequenceDelta | PacelineError
@@ -77,6 +85,7 @@ class AsyncEngine:
             *("--commands", _endpoint(home, "commands"), "--reports", _endpoint(home, "reports")),
             *("--log-format", logs.format, "--log-level", logs.level),
             stdin=asyncio.subprocess.PIPE,
+            env={name: value for name, value in os.environ.items() if name not in SECRETS},
             start_new_session=True,  # a Ctrl-C in the terminal is the server's to handle
         )
         engine = cls(process, home, stall_seconds)
@@ -93,6 +102,7 @@ class AsyncEngine:
         reader = asyncio.create_task(self._read_reports())
         self._tasks = [reader, asyncio.create_task(self._watch_process(reader))]
         await asyncio.shield(self._ready)  # a cancelled start must not cancel the answer
+        self._tasks.append(asyncio.create_task(self._watch_progress()))
         await self._ask()  # answered: both sockets are connected and need their files no more
         shutil.rmtree(self._home, ignore_errors=True)
 
@@ -100,6 +110,8 @@ class AsyncEngine:
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceDelta, None]:
         self._check_alive()
+        if self.is_stalled:
+            raise EngineStalledError(f"The engine has made no progress for {self._idle_seconds:.0f} s.")
         queue: asyncio.Queue[_Event] = asyncio.Queue()
         self._requests[request.request_id] = queue
         unfinished = request.sampling_params.n
@@ -135,7 +147,16 @@ class AsyncEngine:
 
     @property
     def is_healthy(self) -> bool:
-        return self._error is None and time.monotonic() - self._last_progress < self._stall_seconds
+        return self._error is None and not self.is_stalled
+
+    @property
+    def is_stalled(self) -> bool:
+        """It lives and makes no progress."""
+        return self._error is None and self._idle_seconds >= self._stall_seconds
+
+    @property
+    def _idle_seconds(self) -> float:
+        return time.monotonic() - self._last_progress
 
     @property
     def pid(self) -> int:
@@ -227,8 +248,22 @@ class AsyncEngine:
         status = await self._process.wait()
         reader.cancel()
         await self._drain()
-        how = f"by signal {-status}" if status < 0 else f"with status {status}"
-        self._fail(EngineDeadError(f"The engine process ended {how}."))
+        self._fail(EngineDeadError(f"The engine process ended {_how(status)}."))
+
+    async def _watch_progress(self) -> None:
+        was_stalled = False
+        while self._error is None:
+            if self.is_stalled and not was_stalled:
+                logger.error(
+                    "The engine (process %d) has made no progress for %.0f s: /health is 503, and new requests get a "
+                    "503 (engine_stalled) until it goes on.",
+                    self.pid,
+                    self._idle_seconds,
+                )
+            elif was_stalled and not self.is_stalled:
+                logger.warning("The engine goes on.")
+            was_stalled = self.is_stalled
+            await asyncio.sleep(_WATCH_SECONDS)
 
     async def _drain(self) -> None:
         """Take the reports that the process sent before it ended; its last words say why."""
@@ -256,6 +291,15 @@ class AsyncEngine:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+
+
+def _how(status: int) -> str:
+    if status == -signal.SIGKILL:
+        return (
+            "by signal 9: somebody killed it, or the kernel did for want of memory (dmesg, or the container's events, "
+            "say which). Then give it more memory, or lower --kv-cache-memory-bytes or --max-model-len"
+        )
+    return f"by signal {-status}" if status < 0 else f"with status {status}"
 
 
 def _private_directory() -> Path:

@@ -13,8 +13,16 @@ class EngineClient(Protocol):
     @property
     def is_healthy(self) -> bool: ...
 
+    @property
+    def is_stalled(self) -> bool:
+        """It lives, and makes no progress: not healthy."""
+        ...
+
     def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceDelta, None]:
-        """Closing the generator early aborts the request. Raises InvalidRequestError, EngineDeadError."""
+        """Closing the generator early aborts the request.
+
+        Raises InvalidRequestError, EngineDeadError, EngineStalledError.
+        """
         ...
 
     async def stats(self) -> EngineStats: ...

@@ -2,7 +2,7 @@
 
 400 the request is wrong · 401 no key, or a wrong one · 404 no such model or path · 405 no such method here
 408 the body did not arrive · 413 too large a body · 429 too much at once, with Retry-After · 504 out of time
-500 a fault of ours, or of this request inside the engine · 503 no engine: gone, still loading, or stopping
+500 a fault of ours, or of this request inside the engine · 503 no engine: gone, stuck, still loading, or stopping
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from paceline.errors import EngineDeadError, InvalidRequestError, PacelineError
+from paceline.errors import EngineDeadError, EngineStalledError, InvalidRequestError, PacelineError
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +101,9 @@ def error_body(error: BaseException) -> tuple[int, dict[str, Any]]:
             return 400, _body(str(error), "invalid_request_error", error.param, error.code)
         case EngineDeadError():
             return 503, _body(f"The engine is not running: {error}", "service_unavailable", None, "engine_dead")
+        case EngineStalledError():
+            message = f"{error} The server takes new requests when it goes on, and is best restarted if it does not."
+            return 503, _body(message, "service_unavailable", None, "engine_stalled")
         case ShuttingDownError():
             message = "The server is shutting down; it could not finish this request."
             return 503, _body(message, "service_unavailable", None, "shutting_down")

@@ -13,7 +13,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from paceline.errors import EngineDeadError
+from paceline.errors import EngineDeadError, EngineStalledError
 from paceline.server.errors import NotReadyError, ShuttingDownError, error_body, json_response
 from paceline.server.telemetry.live import LiveStatus
 
@@ -43,7 +43,7 @@ def health_router(live: LiveStatus) -> APIRouter:
 
 def _check_engine(live: LiveStatus) -> None:
     if live.state == "unhealthy":
-        raise EngineDeadError("it ended, or it makes no progress.")
+        raise EngineStalledError("It makes no progress.") if live.is_stalled else EngineDeadError("it has ended.")
 
 
 class Gate:

@@ -24,6 +24,10 @@ class TextClient:
     def is_healthy(self) -> bool:
         return self._inner.is_healthy
 
+    @property
+    def is_stalled(self) -> bool:
+        return self._inner.is_stalled
+
     async def stats(self) -> EngineStats:
         return await self._inner.stats()
 

@@ -21,6 +21,10 @@ class ObservedClient:
     def is_healthy(self) -> bool:
         return self._inner.is_healthy
 
+    @property
+    def is_stalled(self) -> bool:
+        return self._inner.is_stalled
+
     async def stats(self) -> EngineStats:
         return await self._inner.stats()
 

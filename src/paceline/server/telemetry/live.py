@@ -57,6 +57,10 @@ class LiveStatus:
             return "unhealthy"
         return "stopping" if self.is_stopping else "ready"
 
+    @property
+    def is_stalled(self) -> bool:
+        return self._engine.is_stalled
+
     async def document(self) -> dict[str, Any]:
         now = await self.stats()
         then, seconds = self._window()
