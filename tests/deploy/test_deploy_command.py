@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from deploy_cases import COMBINATIONS, IMAGE, Combination, rendered, server_pod
+from deploy_cases import COMBINATIONS, IMAGE, Combination, one, rendered, server_pod
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from paceline.arguments.fields import EngineArguments
 from paceline.cli import main
 from paceline.cli.options import _PARAMETERS
 from paceline.deploy.command import SERVE_OPTIONS, ServerCommand, server_command
+from paceline.deploy.pod import literal
 from paceline.deploy.render import render
 from paceline.deploy.target import Target
 from paceline.deploy.values_file import load_values
@@ -40,6 +42,43 @@ def words_that_vllm_gets(folder: Path, additional_args: str, *args: str) -> list
     words = done.stdout.split("\0")[:-1]
     assert words[:6] == ["serve", "/mnt/models", "--served-model-name", "m", "--port", "8000"]
     return words[6:]
+
+
+def kubernetes_expands(text: str, environment: dict[str, str]) -> str:
+    """As its documentation of dependent environment variables has it: $(NAME) where there is one, and $$ for $."""
+    return re.sub(
+        r"\$\$|\$\(([^)]*)\)",
+        lambda found: "$" if found[1] is None else environment.get(found[1], found[0]),
+        text,
+    )
+
+
+@given(st.text("$()HOME a", max_size=12))
+def test_no_word_is_expanded_by_kubernetes(word: str) -> None:
+    assert kubernetes_expands(literal(word), {"HOME": "/root", "": "empty"}) == word
+
+
+@pytest.mark.parametrize("runtime", ["paceline", "vllm"])
+@pytest.mark.parametrize("platform", ["kubernetes", "kserve", "kserve-llm"])
+def test_dollars_reach_the_server(platform: Any, runtime: Any, tmp_path: Path) -> None:
+    name = "a$(HOME)b$$c"
+    over = {"image": IMAGE, "model": {"served_name": name}}
+    if runtime == "vllm":
+        over["vllm"] = {"args": ["--chat-template", name]}
+    manifests = render(load_values(None, runtime, "smoke-cpu", over), platform, runtime).manifests
+    kind = {"kubernetes": "Deployment", "kserve": "ServingRuntime", "kserve-llm": "LLMInferenceService"}[platform]
+    spec = one(manifests, kind)["spec"]
+    pod = spec["template"].get("spec", spec["template"]) if "template" in spec else spec
+    server = pod["containers"][0]
+    environment = {"HOME": "/root"}
+    if "args" in server:
+        words = [kubernetes_expands(word, environment) for word in server["args"]]
+        assert words[words.index("--served-model-name") + 1] == name
+    else:
+        value = next(each["value"] for each in server["env"] if each["name"] == "VLLM_ADDITIONAL_ARGS")
+        words = words_that_vllm_gets(tmp_path, kubernetes_expands(value, environment))
+    if runtime == "vllm":
+        assert words[words.index("--chat-template") + 1] == name
 
 
 LLM = [c for c in COMBINATIONS if c[1:3] == ("kserve-llm", "vllm")]

@@ -137,7 +137,16 @@ def test_what_is_missing_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("a: [", "not valid YAML"), ("- 1", "no mapping"), (None, "Cannot read")]
+    ("text", "message"),
+    [
+        ("a: [", "not valid YAML"),
+        ("- 1", "no mapping"),
+        ("a: 1\nb: 2\na: 3", "the key 'a' is there twice"),
+        ("engine: {max_model_len: 1, max_model_len: 2}", "the key 'max_model_len' is there twice"),
+        ("? [a]\n: 1", "not valid YAML"),
+        ("a: 2026-13-45", "not valid YAML"),
+        (None, "Cannot read"),
+    ],
 )
 def test_files_that_hold_no_values(text: str | None, message: str, tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"

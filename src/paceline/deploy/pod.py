@@ -20,13 +20,18 @@ def command(target: Target) -> list[str]:
     return ["vllm", "serve", MODEL_MOUNT] if target.runtime == "vllm" else ["paceline", "serve", MODEL_MOUNT]
 
 
+def literal(text: str) -> str:
+    """As Kubernetes passes it on unchanged: in commands, arguments and values $(NAME) is a variable, and $$ is $."""
+    return text.replace("$", "$$")
+
+
 def image(target: Target) -> str:
     return target.vllm_image if target.runtime == "vllm" else target.values.image
 
 
 def environment(target: Target, server: ServerCommand) -> list[Json]:
     """Literal variables first, then those from Secrets; in a stable order."""
-    literal = {
+    variables = {
         "HOME": HOME,
         "USER": "paceline",  # torch asks for a user's name, and the uid has none in the image of vLLM
         "HF_HUB_OFFLINE": "1",  # weights are plain directories; nothing is fetched while serving
@@ -36,13 +41,13 @@ def environment(target: Target, server: ServerCommand) -> list[Json]:
         "CUDA_CACHE_PATH": f"{CACHE_MOUNT}/cuda",
     }
     if target.runtime == "vllm":
-        literal |= {"VLLM_CACHE_ROOT": f"{CACHE_MOUNT}/vllm", "VLLM_NO_USAGE_STATS": "1"}
+        variables |= {"VLLM_CACHE_ROOT": f"{CACHE_MOUNT}/vllm", "VLLM_NO_USAGE_STATS": "1"}
     else:
-        literal |= {"PACELINE_HOME": f"{CACHE_MOUNT}/paceline"}
+        variables |= {"PACELINE_HOME": f"{CACHE_MOUNT}/paceline"}
     if target.on_cpu:  # else every core of the node is counted, not the share that the pod may use
-        literal |= {"OMP_NUM_THREADS": str(target.values.resources.cpu)}
-    literal |= dict(sorted(server.environment.items()))
-    env: list[Json] = [{"name": name, "value": value} for name, value in literal.items()]
+        variables |= {"OMP_NUM_THREADS": str(target.values.resources.cpu)}
+    variables |= dict(sorted(server.environment.items()))
+    env: list[Json] = [{"name": name, "value": literal(value)} for name, value in variables.items()]
     key = target.values.secrets.api_key
     if key is not None:
         name = "VLLM_API_KEY" if target.runtime == "vllm" else "PACELINE_API_KEYS"
@@ -145,7 +150,7 @@ def server_container(target: Target, server: ServerCommand, name: str, mounts: l
         "image": image(target),
         "imagePullPolicy": "IfNotPresent",
         "command": command(target),
-        "args": list(server.arguments),
+        "args": [literal(word) for word in server.arguments],
         "env": environment(target, server),
         "ports": [{"name": "http", "containerPort": PORT, "protocol": "TCP"}],
         "resources": resources(target),

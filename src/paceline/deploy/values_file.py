@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from paceline.deploy.presets import preset_values
+from paceline.deploy.strict_yaml import StrictLoader
 from paceline.deploy.values import Runtime, Values
 from paceline.errors import ConfigurationError, did_you_mean
 
@@ -33,10 +34,10 @@ def load_values(
 
 def read_yaml(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text())
+        content = yaml.load(file.read_text(), Loader=StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"Cannot read {file}: {getattr(error, 'strerror', None) or error}.") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigurationError(f"{file} holds no mapping; start from `paceline deploy values PRESET`.")

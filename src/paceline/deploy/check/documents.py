@@ -10,27 +10,10 @@ from typing import Any
 import yaml
 
 from paceline.deploy.check.findings import Document
+from paceline.deploy.strict_yaml import StrictLoader
 from paceline.errors import ConfigurationError
 
 SUFFIXES = (".yaml", ".yml", ".json")
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _StrictLoader(_Loader):  # type: ignore[misc]
-    """A key given twice is an error, as with kubectl --validate=strict."""
-
-
-def _mapping(loader: Any, node: yaml.MappingNode) -> Any:
-    seen = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is there twice", key_node.start_mark)
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
-
-
-_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 def read_documents(paths: Sequence[Path]) -> list[Document]:
@@ -47,7 +30,7 @@ def load_objects(file: Path) -> list[Any]:
         text = file.read_text()
         if file.suffix == ".json":
             return [json.loads(text)]
-        return [content for content in yaml.load_all(text, Loader=_StrictLoader) if content is not None]
+        return [content for content in yaml.load_all(text, Loader=StrictLoader) if content is not None]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"Cannot read {file}: {getattr(error, 'strerror', None) or error}.") from None
     except (yaml.YAMLError, ValueError) as error:

@@ -95,7 +95,7 @@ def _download(target: Target, name: str, source: str, folder: str) -> Json:
         "name": name,
         "image": target.values.image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["paceline", "models", "pull", source],
+        "command": ["paceline", "models", "pull", pod.literal(source)],
         "args": ["--to", f"{MODEL_MOUNT}/{folder}"],
         "env": env,
         "resources": {"requests": {"cpu": "1", "memory": "4Gi"}, "limits": {"memory": "4Gi"}},

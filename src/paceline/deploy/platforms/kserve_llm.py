@@ -55,7 +55,8 @@ def _main(target: Target, server: ServerCommand) -> Json:
     if target.runtime == "vllm":
         del container["command"], container["args"]
         container["ports"] = [{"containerPort": PORT, "protocol": "TCP"}]
-        container["env"] = [*container["env"], {"name": "VLLM_ADDITIONAL_ARGS", "value": _additional_args(server)}]
+        words = pod.literal(_additional_args(server))
+        container["env"] = [*container["env"], {"name": "VLLM_ADDITIONAL_ARGS", "value": words}]
     return container
 
 
