@@ -1,8 +1,9 @@
 """ApiKeys: the keys that may ask. Read from a file or from the environment; the file is read again when it changes.
 
 A file has one key a line, or `NAME KEY`; empty lines and lines that begin with # are left out. Names stand in logs
-in place of keys. Keys are kept as digests, and every key is compared in constant time, whether an earlier one
-matched or not.
+in place of keys. A file that was emptied revokes every key; one that is missing or wrong leaves them as they were,
+because a mistake must not lock everybody out. Keys are kept as digests, and every key is compared in constant time,
+whether an earlier one matched or not.
 """
 
 from __future__ import annotations
@@ -41,10 +42,15 @@ class ApiKeys:
         if file is not None and text is not None:
             raise ConfigurationError(f"--api-key-file and {source} both give keys; give one.")
         if file is not None:
-            return cls(_parse_file(file), file, clock)
+            names = _parse_file(file)
+            if not names:
+                raise ConfigurationError(f"{file} holds no key.")
+            return cls(names, file, clock)
         if text is None:
             return None
         keys = text.replace(",", " ").split()
+        if not keys:
+            raise ConfigurationError(f"{source} holds no key.")
         return cls(_named([(f"key{number}", key) for number, key in enumerate(keys, 1)], source), None, clock)
 
     def name_of(self, key: str) -> str | None:
@@ -67,7 +73,10 @@ class ApiKeys:
         self._changed = changed
         try:
             self._names = _parse_file(self._file)
-            logger.warning("%s was read again: %d keys.", self._file, len(self._names))
+            if self._names:
+                logger.warning("%s was read again: %d keys.", self._file, len(self._names))
+            else:
+                logger.error("%s holds no key any more: every request that needs one is refused.", self._file)
         except ConfigurationError as error:
             logger.error("The keys stay as they were: %s", error)
 
@@ -102,8 +111,6 @@ def _parse_file(file: Path) -> dict[bytes, str]:
 
 
 def _named(entries: list[tuple[str, str]], source: str) -> dict[bytes, str]:
-    if not entries:
-        raise ConfigurationError(f"{source} holds no key.")
     names: dict[bytes, str] = {}
     for name, key in entries:
         if len(key) < MIN_LENGTH:
