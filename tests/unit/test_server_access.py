@@ -15,7 +15,7 @@ from test_server_api import CHAT_PATH, MESSAGES, TEXT_PATH, CountingTokenizer, S
 from typer.testing import CliRunner
 
 from paceline.cli.app import app as command_line
-from paceline.errors import ConfigurationError
+from paceline.errors import ConfigurationError, InvalidRequestError
 from paceline.sequence import EngineRequest, SequenceDelta
 from paceline.server.access.keys import ApiKeys
 from paceline.server.access.limits import Limits
@@ -87,6 +87,16 @@ def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     file.write_text("short\n")
     clock.now = 12
     assert found.name_of(OTHER) == "bob", "a broken file changes nothing"
+    file.unlink()
+    clock.now = 18
+    assert found.name_of(OTHER) == "bob", "a missing file changes nothing"
+    for text in ("", "# nobody\n\n"):
+        file.write_text(text)
+        clock.now += 6
+        assert found.name_of(OTHER) is None, "an emptied file revokes"
+        file.write_text(f"bob {OTHER}\n")
+        clock.now += 6
+        assert found.name_of(OTHER) == "bob"
 
 
 @pytest.mark.parametrize(
@@ -158,12 +168,57 @@ def test_concurrency_is_given_back_however_a_request_ends() -> None:
             assert made.request("POST", TEXT_PATH, json=body).status_code in (200, 400, 500)
 
 
-def test_a_full_queue_is_429_and_a_large_request_is_taken_whole() -> None:
+@pytest.mark.parametrize("most", [0, 1, 6])
+@pytest.mark.parametrize("running", [1, 4])
+def test_the_queue_is_never_longer_than_it_may_be(most: int, running: int) -> None:
+    limits = Limits(AccessOptions(max_queue=most), running)
+    for under_way in range(running + most + 1):
+        for asked in range(1, running + most + 3):
+            held, ticket = limits.enter("a"), limits.enter("a")
+            if under_way:
+                limits.take(held, under_way)
+            if asked > running + most:
+                with pytest.raises(InvalidRequestError, match="--max-queue"):
+                    limits.take(ticket, asked)
+            elif under_way + asked > running + most:
+                with pytest.raises(TooManyRequestsError):
+                    limits.take(ticket, asked)
+            else:
+                limits.take(ticket, asked)
+            assert limits.num_sequences <= running + most
+            held.release()
+            ticket.release()
+    assert limits.num_sequences == 0
+
+
+def test_one_request_cannot_be_longer_than_the_queue() -> None:
+    made = guarded()
+    access = AccessOptions(max_queue=6)
+    made.app = create_app(made.engine, ["fake"], CountingTokenizer(), _config(1), access=access)  # type: ignore[arg-type]
+    assert refused(made.chat(n=128, max_tokens=2))["param"] == "n"
+    assert refused(made.complete(prompt=["a"] * 8, max_tokens=2))["param"] == "n"
+    assert len(ok(made.chat(n=7, max_tokens=2))["choices"]) == 7
+
+
+def test_answers_without_a_length_get_what_the_limit_leaves() -> None:
+    made = guarded(max_request_tokens=30)
+    for n, length in ((1, 30), (2, 15), (30, 1)):
+        answer = ok(made.chat(n=n))
+        assert answer["usage"]["completion_tokens"] == n * length
+        assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    assert refused(made.chat(n=31))["param"] == "max_tokens"
+    assert refused(made.chat(max_tokens=31))["param"] == "max_tokens"
+    assert (
+        ok(made.request("POST", "/v1/responses", json={"model": "fake", "input": "a"}))["usage"]["output_tokens"] == 30
+    )
+
+
+def test_a_full_queue_is_429() -> None:
     clock = Clock()
     limits = Limits(AccessOptions(max_queue=2), 4, clock)
     first = limits.enter("a")
-    limits.take(first, 100)
-    with pytest.raises(TooManyRequestsError, match="96 answers are waiting") as error:
+    limits.take(first, 6)
+    with pytest.raises(TooManyRequestsError, match="2 answers are waiting") as error:
         limits.take(limits.enter("b"), 1)
     assert error.value.code == "queue_full"
     assert 1 <= error.value.retry_after <= 60
@@ -266,7 +321,7 @@ def test_the_largest_body_is_an_option() -> None:
         (TEXT_PATH, {"prompt": ["a", "b"], "n": 2, "max_tokens": 10}, True),
         (TEXT_PATH, {"prompt": ["a", "b"], "n": 2, "max_tokens": 11}, False),
         (TEXT_PATH, {"prompt": "a"}, True),
-        (CHAT_PATH, {"messages": MESSAGES}, False),  # as much as fits the model's 64
+        (CHAT_PATH, {"messages": MESSAGES}, True),  # as much as the limit leaves
         (CHAT_PATH, {"messages": MESSAGES, "max_completion_tokens": 40}, True),
     ],
 )

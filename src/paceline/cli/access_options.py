@@ -35,7 +35,7 @@ def _access_options(
     ] = None,
     max_queue: Annotated[
         int | None,
-        _option("Answers that may wait beyond the --max-num-seqs that run; then requests get 429. Default 1024."),
+        _option("Answers that may wait beyond the --max-num-seqs that run; then requests get 429. Default 2048."),
     ] = None,
     requests_per_minute: Annotated[
         int | None, _option("Of one key; without keys, of one address. More get 429.")

@@ -7,6 +7,7 @@ refused before it gets there, so that nobody holds up the others' prompts for lo
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,8 @@ class ServerState:
         """Work for the engine, if the limits have room for it. Raises InvalidRequestError, TooManyRequestsError."""
         num_sequences = len(prompts) * params.n
         room = max(1, self.config.model.max_model_len - min(map(len, prompts)))
+        if params.max_tokens is None and (fitting := self.limits.default_tokens(num_sequences, room)) is not None:
+            params = dataclasses.replace(params, max_tokens=fitting)
         self.limits.check_tokens(num_sequences, room if params.max_tokens is None else params.max_tokens, "max_tokens")
         ticket = ticket_of(scope)
         self.limits.take(ticket, num_sequences)

@@ -3,8 +3,8 @@
 Contract
 - A client is a key, or where there are none the address that it asks from. Its requests a minute are a bucket that
   fills evenly: after a pause as many as that may come at once.
-- The queue holds answers that wait beyond the `max_num_seqs` that run. A request that meets a full queue is refused;
-  one that finds room is taken whole, so a large one is never shut out by small ones.
+- The queue holds answers that wait beyond the `max_num_seqs` that run. A request is taken whole or not at all: where
+  its answers do not all find room it is refused for now; where they never could, for good, with a 400.
 - Everything is counted in this process, at the moment of the request; nothing waits for the engine.
 """
 
@@ -74,12 +74,20 @@ class Limits:
         return Ticket(self._clock(), _give_back=[leave])
 
     def take(self, ticket: Ticket, num_sequences: int) -> None:
-        """Its answers go to the engine. Raises TooManyRequestsError."""
-        waiting = self.num_sequences - self._max_num_seqs
-        if waiting >= self._options.max_queue and self.num_sequences > 0:
+        """Its answers go to the engine. Raises TooManyRequestsError, InvalidRequestError."""
+        most = self._max_num_seqs + self._options.max_queue
+        if num_sequences > most:
+            raise InvalidRequestError(
+                f"{num_sequences} answers are more than this server takes at once: {self._max_num_seqs} run "
+                f"(--max-num-seqs) and {self._options.max_queue} may wait (--max-queue). Ask for fewer in one request.",
+                param="n",
+            )
+        excess = self.num_sequences + num_sequences - most
+        if excess > 0:
+            waiting = max(0, self.num_sequences - self._max_num_seqs)
             raise self._refuse(
-                f"The server is busy: {max(0, waiting)} answers are waiting.",
-                self._seconds_per_sequence * (waiting + 1 - self._options.max_queue) / self._max_num_seqs,
+                f"The server is busy: {_answers(waiting)} waiting, and {num_sequences} more do not fit.",
+                self._seconds_per_sequence * excess / self._max_num_seqs,
                 "queue_full",
             )
         self.num_sequences += num_sequences
@@ -101,6 +109,11 @@ class Limits:
                 f"request may ask for {most} together. Lower {param} or n.",
                 param=param,
             )
+
+    def default_tokens(self, num_sequences: int, room: int) -> int | None:
+        """The length of an answer that gave none and has `room`, where the limit is less than that; else None."""
+        most = self._options.max_request_tokens
+        return most // num_sequences if most is not None and num_sequences <= most < num_sequences * room else None
 
     def deadline(self, ticket: Ticket) -> float | None:
         """When its answer must be finished, on the clock of `started`; None: whenever it is."""
@@ -139,6 +152,10 @@ class Limits:
     def _refuse(self, message: str, retry_after: float, code: str) -> TooManyRequestsError:
         self.num_refused += 1
         return TooManyRequestsError(message, max(1, min(_MAX_WAIT, math.ceil(retry_after))), code)
+
+
+def _answers(count: int) -> str:
+    return "1 answer is" if count == 1 else f"{count} answers are"
 
 
 def _requests(count: int) -> str:

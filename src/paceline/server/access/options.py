@@ -27,7 +27,7 @@ class AccessOptions:
     ssl_ca_certs: str | None = None  # clients must show a certificate that one of these signed
     max_body_bytes: int = 32 * 2**20
     max_request_tokens: int | None = None  # answers of a request * max_tokens
-    max_queue: int = 1024  # answers waiting beyond those that run
+    max_queue: int = 2048  # answers waiting beyond those that run
     requests_per_minute: int | None = None  # a key; without keys: an address
     max_concurrent_requests: int | None = None  # a key; without keys: an address
     request_timeout: float | None = None  # seconds from a request's arrival to the end of its answer
