@@ -12,6 +12,7 @@ from paceline.cli.bench import bench_app
 from paceline.cli.deploy import deploy_app
 from paceline.cli.finite import App
 from paceline.cli.log_options import with_log_options
+from paceline.cli.old_options import with_old_options
 from paceline.cli.options import with_engine_options
 from paceline.cli.plan import plan
 
@@ -70,6 +71,7 @@ def _root(
 
 @app.command()
 @with_engine_options
+@with_old_options
 @with_access_options
 @with_log_options
 def serve(
