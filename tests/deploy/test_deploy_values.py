@@ -67,6 +67,26 @@ def problems(over: dict[str, Any], platform: Any = "kubernetes", runtime: Any = 
         ({**FULL, "replicas": 2}, "exclude each other"),
         ({**FULL, "monitoring": {"enabled": False}}, "unscraped"),
         ({"model": {"served_name": "{{ x }}"}}, "read as a template"),
+        ({"security": {"user": 99999999999}}, "less than or equal to 2147483647"),
+        ({"monitoring": {"labels": {"a b": "c"}}}, "monitoring.labels: the key='a b': it must be a label's key"),
+        ({"monitoring": {"labels": {"a": "b c"}}}, "a label's value"),
+        ({"monitoring": {"labels": {"a": "b" * 64}}}, "a label's value"),
+        ({"scheduling": {"node_selector": {"a/b/c": "d"}}}, "a label's key"),
+        ({"scheduling": {"node_selector": {"Upper.com/x": "d"}}}, "a label's key"),
+        ({"scheduling": {"tolerations": [{"key": "a b"}]}}, "a label's key"),
+        ({"scheduling": {"tolerations": "a"}}, "give a list"),
+        ({"scheduling": {"priority_class": "A b"}}, "as names of objects are"),
+        ({"storage": {"models": {"storage_class": "A b"}}}, "as names of objects are"),
+        ({"resources": {"gpu_resource": ""}}, "such as nvidia.com/gpu"),
+        ({"resources": {"gpu_resource": "bad key"}}, "such as nvidia.com/gpu"),
+        ({"resources": {"memory": "1.5Ti"}}, "1536Gi, not 1.5Ti"),
+        ({"namespace": "My_Space"}, "beginning with a letter"),
+        ({"vllm": {"version": "latest"}}, "a version, such as"),
+        *[({"model": {"folder": folder}}, "it must stay inside") for folder in ("a/..", "a/./b", "a//b", "a/")],
+        *[
+            ({"model": {"source": source}}, "it must stay inside")
+            for source in ("../../etc", "/etc", "~/m", "a/../../b", "-x", ".")
+        ],
     ],
 )
 def test_wrong_values(over: dict[str, Any], message: str) -> None:
@@ -117,6 +137,13 @@ def test_vllms_image_and_version_follow_from_each_other(vllm: dict[str, Any], im
 )  # fmt: skip
 def test_vllm_images_whose_options_would_be_those_of_another(over: dict[str, Any], message: str) -> None:
     assert message in problems(over, runtime="vllm")
+
+
+def test_templates_in_vllms_arguments() -> None:
+    over = {"vllm": {"args": ["--chat-template", "{{ x }}"]}}
+    assert "vllm.args: '{{' would be read" in problems(over, "kserve-llm", "vllm")
+    assert "vllm.args: '{{' would be read" in problems(over, "kserve", "vllm")
+    assert render(parse_values(merge(BASE, over), "t"), "kubernetes", "vllm").manifests
 
 
 def test_all_problems_come_together() -> None:

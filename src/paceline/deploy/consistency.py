@@ -42,7 +42,10 @@ def _names(target: Target) -> Iterator[str]:
             f"model and draft would lie in the same folder '{target.model_folder}' of the claim: give one of them "
             "another 'folder'."
         )
-    for field, text in (("model.served_name", target.served_name), ("name", target.name)):
+    texts = [("model.served_name", target.served_name), ("name", target.name)]
+    if target.runtime == "vllm" and target.platform != "kubernetes":
+        texts += [("vllm.args", word) for word in target.values.vllm.args]
+    for field, text in texts:
         if "{{" in text:
             yield f"{field}: '{{{{' would be read as a template by KServe; leave it out."
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Platform = Literal["kubernetes", "kserve", "kserve-llm"]
 Runtime = Literal["paceline", "vllm"]
@@ -17,6 +17,32 @@ AccessMode = Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWrit
 _LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 DnsLabel = Annotated[str, Field(pattern=_LABEL, max_length=63)]
 Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$")]
+_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+DnsName = Annotated[str, Field(pattern=rf"^{_SUBDOMAIN}$", max_length=253)]
+_PREFIX, _NAME = rf"{_SUBDOMAIN}/", r"[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?"
+LabelKey = Annotated[str, Field(pattern=rf"^({_PREFIX})?{_NAME}$", max_length=317)]
+LabelValue = Annotated[str, Field(pattern=rf"^({_NAME})?$")]
+ResourceName = Annotated[str, Field(pattern=rf"^{_PREFIX}{_NAME}$", max_length=317)]
+
+IN_WORDS = {  # for messages, instead of the patterns
+    _LABEL: "lower-case letters, digits and '-', beginning with a letter",
+    r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$": "a whole number with Mi, Gi, Ti, M, G or T, such as 16Gi (1536Gi, not 1.5Ti)",
+    rf"^{_SUBDOMAIN}$": "lower-case letters, digits, '-' and '.', as names of objects are",
+    rf"^({_PREFIX})?{_NAME}$": "a label's key: letters, digits, '-', '_' and '.', perhaps after a domain and '/'",
+    rf"^({_NAME})?$": "a label's value: at most 63 letters, digits, '-', '_' and '.'",
+    rf"^{_PREFIX}{_NAME}$": "a domain and a name, such as nvidia.com/gpu",
+    r"^\d+\.\d+(\.\d+)?$": "a version, such as 0.32.0",
+}
+
+
+def _stays_inside(path: str) -> str:
+    if any(part in ("", ".", "..") for part in path.split("/")) or path.startswith(("~", "-")):
+        raise ValueError("it must stay inside its parent: no '..', '.', or empty part, and not from / or ~")
+    return path
+
+
+Folder = Annotated[str, Field(pattern=r"^[\w][\w./-]*$"), AfterValidator(_stays_inside)]  # on the claim
+Source = Annotated[str, Field(min_length=1), AfterValidator(_stays_inside)]
 # A registry's port is no tag; what follows the last slash must name a version, so that a rollback means something.
 Image = Annotated[str, Field(pattern=r"^[a-z0-9][\w.:/-]*/?[\w.-]+(:[\w][\w.-]*|@sha256:[0-9a-f]{64})$")]
 
@@ -26,14 +52,14 @@ class _Part(BaseModel):
 
 
 class Model(_Part):
-    source: Annotated[str, Field(min_length=1)]  # a repo id or a known name: what `paceline models pull` takes
+    source: Source  # a repo id or a known name: what `paceline models pull` takes
     served_name: str | None = None  # in the API; the deployment's name if not given
-    folder: Annotated[str, Field(pattern=r"^[\w][\w./-]*$")] | None = None  # on the claim; else from `source`
+    folder: Folder | None = None  # on the claim; else from `source`
 
 
 class Draft(_Part):
-    source: Annotated[str, Field(min_length=1)]
-    folder: Annotated[str, Field(pattern=r"^[\w][\w./-]*$")] | None = None
+    source: Source
+    folder: Folder | None = None
 
 
 class Vllm(_Part):
@@ -46,7 +72,7 @@ class Vllm(_Part):
 
 class Resources(_Part):
     gpus: Annotated[int, Field(ge=0, le=8)] | None = None  # a pod; the tensor-parallel size if not given
-    gpu_resource: str = "nvidia.com/gpu"
+    gpu_resource: ResourceName = "nvidia.com/gpu"
     cpu: Annotated[int, Field(ge=1)] = 8  # requested, in cores
     memory: Quantity = "64Gi"  # requested and limit; /dev/shm counts towards it
     shm: Quantity = "16Gi"
@@ -55,7 +81,7 @@ class Resources(_Part):
 class Claim(_Part):
     existing_claim: DnsLabel | None = None  # else one is made
     size: Quantity = "200Gi"
-    storage_class: str | None = None  # the cluster's default if not given
+    storage_class: DnsName | None = None  # the cluster's default if not given
     access_mode: AccessMode = "ReadWriteOnce"
 
 
@@ -118,28 +144,28 @@ class Network(_Part):
 
 class Monitoring(_Part):
     enabled: bool = True
-    labels: dict[str, str] = {"release": "kube-prometheus-stack"}  # what the Prometheus selects monitors and rules by
+    labels: dict[LabelKey, LabelValue] = {"release": "kube-prometheus-stack"}  # that the Prometheus selects by
     interval_seconds: Annotated[int, Field(ge=5, le=300)] = 15
     min_acceptance_rate: Annotated[float, Field(gt=0, lt=1)] = 0.3
     max_waiting: Annotated[int, Field(ge=1)] = 32
 
 
 class Toleration(_Part):
-    key: str
+    key: LabelKey
     operator: Literal["Exists", "Equal"] = "Exists"
-    value: str | None = None
+    value: LabelValue | None = None
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
 class Scheduling(_Part):
-    node_selector: dict[str, str] = {}
+    node_selector: dict[LabelKey, LabelValue] = {}
     tolerations: tuple[Toleration, ...] = Field(default=(), strict=False)
-    priority_class: str | None = None
+    priority_class: DnsName | None = None
     service_account: DnsLabel | None = None
 
 
 class Security(_Part):
-    user: Annotated[int, Field(ge=1)] = 10001  # and group; owns the claims through fsGroup
+    user: Annotated[int, Field(ge=1, le=2**31 - 1)] = 10001  # and group; owns the claims through fsGroup
 
 
 class Values(_Part):

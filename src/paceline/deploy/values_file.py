@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from paceline.deploy.presets import preset_values
 from paceline.deploy.strict_yaml import StrictLoader
-from paceline.deploy.values import Runtime, Values
+from paceline.deploy.values import IN_WORDS, Runtime, Values
 from paceline.errors import ConfigurationError, did_you_mean
 
 _HINTS = {
@@ -73,8 +73,15 @@ def _in_words(problem: Mapping[str, Any], content: Mapping[str, Any]) -> str:
         return f"unknown key '{name}'.{guess}"
     if problem["type"] == "missing":
         return f"'{name}' is missing.{f' It must {_HINTS[name]}.' if name == 'image' else ''}"
+    if path[-1] == "[key]":
+        name = f"{'.'.join(path[:-2])}: the key"
     hint = f" ({_HINTS[name]})" if name in _HINTS else ""
-    message = str(problem["msg"])
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "string_pattern_mismatch":
+        kind = next((words for pattern, words in IN_WORDS.items() if pattern == problem["ctx"]["pattern"]), None)
+        message = f"it must be {kind}" if kind else message
+    if problem["type"] == "tuple_type":
+        message = "give a list"
     return f"{name}={problem['input']!r}: {message[:1].lower()}{message[1:]}{hint}."
 
 
