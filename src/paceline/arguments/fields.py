@@ -5,7 +5,6 @@ Reading never stops at the first mistake: problems are collected in the list tha
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 
 from paceline.arguments.foreign import FOREIGN, FOREIGN_SPECULATIVE, OTHER_METHODS, Foreign
 from paceline.errors import did_you_mean
+from paceline.json_text import loads
 
 DtypeName = Literal["auto", "float32", "float", "bfloat16", "float16", "half"]
 
@@ -212,9 +212,9 @@ def _plain(value: Any) -> Any:
 
 def _parse_json(text: str, problems: list[str]) -> Any:
     try:
-        return json.loads(text)
+        return loads(text)
     except ValueError as error:
-        problems.append(f"speculative_config is not valid JSON: {error}.")
+        problems.append(f"speculative_config is not valid JSON: {str(error).rstrip('.')}.")
         return None
 
 

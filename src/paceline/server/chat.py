@@ -12,6 +12,7 @@ from paceline.errors import InvalidRequestError
 from paceline.sequence import SequenceDelta
 from paceline.server.errors import json_response
 from paceline.server.generation import Generation
+from paceline.server.json_body import JsonRoute
 from paceline.server.protocol import ChatRequest
 from paceline.server.responses import (
     Json,
@@ -30,7 +31,7 @@ from paceline.server.tools.plan import ToolPlan
 
 
 def chat_router(state: ServerState) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/chat/completions")
     async def chat_completions(body: ChatRequest, request: Request) -> Response:

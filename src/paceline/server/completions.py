@@ -14,6 +14,7 @@ from paceline.errors import InvalidRequestError
 from paceline.plan import TokenLogprobs
 from paceline.server.errors import json_response
 from paceline.server.generation import Generation
+from paceline.server.json_body import JsonRoute
 from paceline.server.protocol import CompletionRequest
 from paceline.server.responses import Json, envelope, metrics, prompt_logprobs, text_choice, text_logprobs, usage
 from paceline.server.service import ServerState
@@ -23,7 +24,7 @@ MAX_SEQUENCES = 2048  # of one request: prompts * n
 
 
 def completions_router(state: ServerState) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:

@@ -157,6 +157,8 @@ async def _on_client_gone(_request: Request, _error: Exception) -> Response:
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Unknown paths and methods, and bodies that Starlette cannot read."""
     assert isinstance(error, HTTPException)
+    if isinstance(error.__cause__, InvalidRequestError):  # of json_body.py; FastAPI hides it behind words of its own
+        return error_response(error.__cause__)
     messages = {
         404: f"No such path: {request.method} {request.url.path}. The API is under /v1; /openapi.json describes it.",
         405: f"{request.url.path} does not take {request.method}.",

@@ -15,7 +15,7 @@ from paceline.errors import InvalidRequestError, did_you_mean
 
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # more than that is never meant, and fits nowhere
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 UNSUPPORTED = "unsupported_parameter"
 

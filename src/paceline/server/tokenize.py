@@ -11,6 +11,7 @@ from paceline.arguments.foreign import Foreign
 from paceline.errors import InvalidRequestError
 from paceline.server.errors import json_response
 from paceline.server.fields import Body, TokenId
+from paceline.server.json_body import JsonRoute
 from paceline.server.messages import ChatMessage, TemplateArguments
 from paceline.server.service import ServerState
 from paceline.server.streaming import while_connected
@@ -53,7 +54,7 @@ class DetokenizeRequest(Body):
 
 
 def tokenize_router(state: ServerState) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/tokenize")
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from paceline.errors import InvalidRequestError
 from paceline.server.errors import json_response
 from paceline.server.generation import Generation
+from paceline.server.json_body import JsonRoute
 from paceline.server.responses import metrics
 from paceline.server.responses_api.fields import ResponsesRequest, in_own_words
 from paceline.server.responses_api.output import Output
@@ -26,7 +27,7 @@ Json = dict[str, Any]
 
 
 def responses_router(state: ServerState) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/responses")
     async def responses(body: ResponsesRequest, request: Request) -> Response:
