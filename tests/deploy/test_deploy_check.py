@@ -112,6 +112,18 @@ def env(spec: Json, name: str) -> Json:
     return next(variable for variable in container["env"] if variable["name"] == name)
 
 
+def gpus(spec: Json, count: str) -> None:
+    for kind in spec["template"]["containers"][0]["resources"].values():
+        kind["nvidia.com/gpu"] = count
+
+
+def draft_ranks(spec: Json, size: int) -> None:
+    variable = env(spec, "VLLM_ADDITIONAL_ARGS")
+    variable["value"] = variable["value"].replace(
+        '"draft_tensor_parallel_size":4', f'"draft_tensor_parallel_size":{size}'
+    )
+
+
 S3 = [{"uri": "s3://b/target", "mountPath": "/mnt/models/a"}, {"uri": "s3://b/draft", "mountPath": "/mnt/models/b"}]
 WEBHOOKS: list[tuple[Json, str | None]] = [
     (predictor(lambda p: p["model"].update(storageUri="pvc://a/b")), "exclude each other"),
@@ -152,6 +164,12 @@ WEBHOOKS: list[tuple[Json, str | None]] = [
         "was removed from vLLM",
     ),
     (llm(lambda s: None, "paceline"), None),
+    (llm(lambda s: None), None),
+    (llm(lambda s: gpus(s, "2")), "nvidia.com/gpu is 2, and parallelism makes vLLM use 4"),
+    (llm(lambda s: s["parallelism"].update(tensor=2)), "nvidia.com/gpu is 4, and parallelism makes vLLM use 2"),
+    (llm(lambda s: s["parallelism"].update(tensor=2, data=4, dataLocal=2)), "draft_tensor_parallel_size is 4"),
+    (llm(lambda s: draft_ranks(s, 1)), "draft_tensor_parallel_size is 1 and parallelism.tensor 4"),
+    (llm(lambda s: (draft_ranks(s, 2), gpus(s, "2"), s["parallelism"].update(tensor=2))), None),
 ]
 
 
@@ -170,6 +188,16 @@ def test_deployment_modes(annotations: Json, level: str, tmp_path: Path) -> None
     service = manifest("InferenceService", "kserve")
     service["metadata"]["annotations"] |= annotations
     assert [line.split()[0] for line in found(tmp_path, service)] == [level]
+
+
+def test_an_object_given_twice(tmp_path: Path) -> None:
+    service = manifest("Service")
+    lines = found(tmp_path, service, service)
+    assert len(lines) == 1
+    assert "the same object is in" in lines[0]
+    other = copy.deepcopy(service)
+    other["metadata"]["namespace"] = "elsewhere"
+    assert not found(tmp_path, service, other)
 
 
 def test_several_nodes_need_autoscaler_class_none(tmp_path: Path) -> None:

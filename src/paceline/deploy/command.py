@@ -24,6 +24,22 @@ _SET_ELSEWHERE = {
     "tokenizer": "model.source",
     "speculative_model": "draft.source",
     "num_speculative_tokens": "engine.speculative_config.num_speculative_tokens",
+    "served_model_name": "model.served_name",
+    "request_timeout": "rollout.longest_request_seconds",
+    "shutdown_grace": "rollout.longest_request_seconds",
+    "shutdown_timeout": "rollout.longest_request_seconds",
+    "api_key": "secrets.api_key",
+    "api_keys": "secrets.api_key",
+    "api_key_file": "secrets.api_key",
+}
+# Said by the manifests themselves; the probes, the Service and the route would not follow another value.
+_FIXED = {
+    "host": "the pod listens on all its addresses",
+    "port": f"the pod listens on {PORT} and the Service on 80",
+    "uds": "the pod is reached over TCP",
+    "ssl_certfile": "TLS ends at the gateway",
+    "ssl_keyfile": "TLS ends at the gateway",
+    "ssl_ca_certs": "TLS ends at the gateway",
 }
 _NO_DRAFT_METHODS = ("ngram", "[ngram]", "ngram_gpu", "suffix")
 
@@ -65,6 +81,8 @@ def _misplaced(target: Target) -> Iterator[str]:
     for name in target.values.engine:
         if name in _SET_ELSEWHERE:
             yield f"engine.{name}: set {_SET_ELSEWHERE[name]} instead."
+        elif name in _FIXED:
+            yield f"engine.{name}: {_FIXED[name]}; leave it out."
     config = target.values.engine.get("speculative_config")
     if config is None:
         return

@@ -43,7 +43,7 @@ def builtin_findings(content: Json, version: str) -> list[Finding]:
     """Raises ConfigurationError for a version of Kubernetes whose schemas are not installed."""
     library = _library()
     assert library is not None
-    known = [library.utils.major_minor(each) for each in library.utils.all_versions()]
+    known = list(dict.fromkeys(library.utils.major_minor(each) for each in library.utils.all_versions()))
     if version.removeprefix("v") not in known:
         raise ConfigurationError(
             f"--kubernetes-version {version} is not known here; known are {', '.join(known[-6:])}."

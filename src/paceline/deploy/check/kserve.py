@@ -78,9 +78,12 @@ def _llm_inference_service(content: Json) -> Iterator[Finding]:
     if "{{" in json.dumps(spec):
         yield error("$.spec", "holds '{{': KServe runs the whole spec through a Go template, which fails on it.")
     for pod in pod_specs(content):
+        part = spec.get("prefill") or {} if pod.path.startswith("$.spec.prefill") else spec
         for path, container in containers(pod.spec):
             if container.get("name") == "main":
                 yield from _template_arguments(f"{pod.path}{path}", container)
+                if "command" not in container:
+                    yield from _ranks(f"{pod.path}{path}", container, part.get("parallelism") or {})
 
 
 def _parallelism(path: str, parallelism: Json) -> Iterator[Finding]:
@@ -92,6 +95,31 @@ def _parallelism(path: str, parallelism: Json) -> Iterator[Finding]:
         size = parallelism.get(name, 1)
         if isinstance(size, int) and size < 1:
             yield error(f"{path}.{name}", f"{size} must be at least 1.")
+
+
+def _ranks(path: str, container: Json, parallelism: Json) -> Iterator[Finding]:
+    """The template starts vLLM with `parallelism`; GPUs and the draft have to follow it."""
+    tensor = parallelism.get("tensor", 1)
+    each = tensor * parallelism.get("dataLocal", 1)
+    limits = (container.get("resources") or {}).get("limits") or {}
+    for name, count in limits.items():
+        if name.endswith("/gpu") and str(count) != str(each):
+            yield error(f"{path}.resources", f"{name} is {count}, and parallelism makes vLLM use {each} in this pod.")
+    for variable in container.get("env") or []:
+        if variable.get("name") == _ADDITIONAL_ARGS:
+            try:
+                words = shlex.split(str(variable.get("value", "")))
+            except ValueError:
+                continue  # said by _additional_args
+            for option, argument in _options(words):
+                draft = json.loads(argument) if option == "--speculative-config" and _is_json(argument) else {}
+                size = draft.get("draft_tensor_parallel_size", tensor)
+                if size != tensor:
+                    yield error(
+                        f"{path}.env",
+                        f"draft_tensor_parallel_size is {size} and parallelism.tensor {tensor}: vLLM runs a draft at "
+                        "the target's degree only.",
+                    )
 
 
 def _template_arguments(path: str, container: Json) -> Iterator[Finding]:

@@ -56,8 +56,8 @@ def _shaped(document: Document, documents: Sequence[Document], before: Sequence[
     """The rules take an object's shape for granted; where it is another, no schema has been there to say so."""
     try:
         return list(_own_findings(document, documents, before))
-    except (AttributeError, TypeError, KeyError, ValueError) as fault:
-        return [error("$", f"is not shaped as a {document.kind} is ({type(fault).__name__}: {fault}).")]
+    except (AttributeError, TypeError, KeyError, ValueError):
+        return [error("$", f"is not shaped as a {document.kind} is: somewhere a list, a mapping or a text is another.")]
 
 
 def _own_findings(document: Document, documents: Sequence[Document], before: Sequence[Document]) -> Iterator[Finding]:

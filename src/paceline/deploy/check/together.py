@@ -22,6 +22,9 @@ def volumes_of_runtime(documents: Sequence[Document], content: Json) -> frozense
 
 def together_findings(document: Document, documents: Sequence[Document]) -> Iterator[Finding]:
     content = document.content
+    first = next(other for other in documents if _identity(other.content) == _identity(content))
+    if first is not document and _identity(content)[-1] is not None:
+        yield error("$.metadata.name", f"the same object is in {first.file} already: the last one applied would win.")
     if document.kind == "Service" and _name(content) in _RUNTIME_NAMES:
         yield error(
             "$.metadata.name",
@@ -82,7 +85,8 @@ def _total(spec: Json) -> int:
 
 
 def _identity(content: Json) -> tuple[object, ...]:
-    metadata = content.get("metadata") or {}
+    metadata = content.get("metadata")
+    metadata = metadata if isinstance(metadata, dict) else {}
     group = str(content.get("apiVersion")).partition("/")[0]
     return (group, content.get("kind"), metadata.get("namespace"), metadata.get("name"))
 
