@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -227,3 +228,33 @@ def test_the_exit_status_tells_a_dead_engine_from_a_wrong_option(
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == status
+
+
+def test_all_that_is_wrong_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        status = run(
+            monkeypatch, "serve", "no-such-model", "--max-num-seqs", "0", "--block-size", "0", "--max-model-len", "-3",
+            "--max-num-batched-tokens", "-1", "--kv-cache-memory-bytes", "0", "--max-logprobs", "-2", "--dtype", "int8",
+            "--gpu-memory-utilization", "1.5", "--speculative-model", "ngram", "--num-speculative-tokens", "99",
+            "--otlp-traces-endpoint", "foo", "--shutdown-grace", "-1", "--api-key-file", "no-such-file",
+            "--served-model-name", "", "--served-model-name", "a", "--served-model-name", "a",
+            "--port", str(taken.getsockname()[1]),
+        )  # fmt: skip
+    assert status == 2
+    told = capsys.readouterr().err
+    assert "Loading" not in told
+    wanted = (
+        "'no-such-model'", "max_num_seqs", "block_size", "max_model_len", "max_num_batched_tokens", "max_logprobs",
+        "kv_cache_memory_bytes", "dtype", "gpu_memory_utilization", "num_speculative_tokens", "--otlp-traces-endpoint",
+        "--shutdown-grace", "--api-key-file", "--served-model-name must", "--served-model-name 'a'", "Cannot listen",
+    )  # fmt: skip
+    assert [name for name in wanted if name not in told] == []
+    assert f"{len(wanted)} problems" in told
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\n"])
+def test_a_name_to_serve_under_is_a_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert run(monkeypatch, "serve", "--dtype", "int8", "--port", "0", "--served-model-name", name) == 2
+    assert "--served-model-name" in capsys.readouterr().err

@@ -422,3 +422,13 @@ def test_vllm_behind_us_is_guarded_too() -> None:
     refused(made.request("POST", TEXT_PATH, headers=bearer(KEY), content=b"x" * 2000), 413)
     result = CliRunner().invoke(command_line, ["serve", "m", "--runtime", "vllm", "--max-queue", "3", "--dry-run"])
     assert "--max-queue: not with --runtime vllm" in str(result.exception)
+
+
+@pytest.mark.parametrize("key", ["pässword-of-sixteen", "key-with-snowman-☃-x", "key-with-a-nul-\0-0000"])
+def test_a_key_that_no_header_carries_is_refused(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"alice {key}\n")
+    for source in ((file, None), (None, key)):
+        with pytest.raises(ConfigurationError, match="visible ASCII") as caught:
+            ApiKeys.load(*source, "the test")
+        assert key not in str(caught.value)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from paceline.arguments.fields import EngineArguments, SpeculativeArguments
 from paceline.arguments.machine import Machine
-from paceline.config import TENSOR_PARALLEL_SIZES
+from paceline.config import TENSOR_PARALLEL_SIZES, CacheConfig, SpeculativeConfig
+from paceline.errors import ConfigurationError
 from paceline.hub.catalog import MISTAKEN_REPOS
 
 SYNTHETIC_NOTE = (
@@ -21,6 +24,35 @@ def check_names(arguments: EngineArguments, speculative: SpeculativeArguments | 
     for argument, name in (("model", arguments.model), ("speculative_model", speculative and speculative.model)):
         if name and name.lower() in MISTAKEN_REPOS:
             problems.append(f"{argument}: '{name}' does not exist; it is '{MISTAKEN_REPOS[name.lower()]}'.")
+
+
+_LEAST = {
+    "max_model_len": 2, "max_num_seqs": 1, "max_num_batched_tokens": 1, "num_gpu_blocks_override": 1,
+    "kv_cache_memory_bytes": 1, "max_logprobs": -1,
+}  # fmt: skip
+
+
+def check_numbers(arguments: EngineArguments, speculative: SpeculativeArguments | None, problems: list[str]) -> None:
+    """Every number that no model could make right, not only the first that a configuration would stumble over."""
+    for name, least in _LEAST.items():
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            problems.append(f"{name} must be at least {least}, not {value}.")
+    block_size = 16 if arguments.block_size is None else arguments.block_size
+    tries: list[Callable[[], object]] = [
+        lambda: CacheConfig(block_size=block_size),
+        lambda: CacheConfig(memory_utilization=arguments.gpu_memory_utilization),
+    ]
+    if speculative is not None:
+        drafts = speculative.num_speculative_tokens
+        tries.append(lambda: SpeculativeConfig(method="ngram", num_speculative_tokens=drafts))
+        if speculative.max_model_len is not None and speculative.max_model_len < 2:
+            problems.append(f"speculative_config.max_model_len must be at least 2, not {speculative.max_model_len}.")
+    for attempt in tries:
+        try:
+            attempt()
+        except ConfigurationError as error:
+            problems.append(str(error))
 
 
 def check_machine(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.arguments.checks import check_machine, check_names, device_of, notes
+from paceline.arguments.checks import check_machine, check_names, check_numbers, device_of, notes
 from paceline.arguments.fields import (
     EngineArguments,
     SpeculativeArguments,
@@ -28,6 +28,8 @@ from paceline.config import (
     SpeculativeConfig,
 )
 from paceline.errors import ConfigurationError, PacelineError
+from paceline.hub import check_name
+from paceline.hub.catalog import MISTAKEN_REPOS
 
 if TYPE_CHECKING:
     from paceline.models.architecture import Architecture
@@ -81,7 +83,13 @@ def resolve_arguments(
     speculative = read_speculative_arguments(arguments, problems)
     machine = machine or Machine.detect()
     check_names(engine, speculative, problems)
+    check_numbers(engine, speculative, problems)
     check_machine(engine, speculative, machine, problems)
+    if problems:  # nothing is fetched, but a model that cannot be there is told as well
+        for name in dict.fromkeys((engine.model, (speculative and speculative.model) or "")):
+            if name and name.lower() not in MISTAKEN_REPOS:  # told by check_names
+                with _collected(problems):
+                    check_name(name)
     _raise(problems)
     target = _open(engine.model, problems, progress, has_tokenizer=not engine.skip_tokenizer_init)
     draft = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,6 +16,7 @@ from paceline.errors import ConfigurationError, EngineDeadError, PacelineError
 from paceline.logs import set_up_logging, tell
 from paceline.server.options import ServerOptions
 from paceline.server.serve import open_port, serve
+from paceline.server.telemetry.traces import check_endpoint
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +30,13 @@ def run_server(
     problems: Sequence[str] = (),
 ) -> int:
     """`problems` that are known already are told together with those of the engine's arguments."""
+    problems = list(problems)
     set_up_logging(options.logs)
     if options.logs.format == "json":
         return _run_for_machines(model, engine, host, port, options, problems)
-    with open_port(host, port) as listener:
+    with _port(host, port, options, problems) as listener:
         resolved = resolve_arguments(model_or_default_pair(model, engine), progress=say, known_problems=problems)
+        assert listener is not None  # else there was a problem
         show_notes(resolved.notes)
         say(f"Loading {resolved.config.model.name} …")
         served = options.served_model_names or (resolved.config.model.name,)
@@ -39,7 +44,7 @@ def run_server(
 
 
 def _run_for_machines(
-    model: str | None, engine: dict[str, Any], host: str, port: int, options: ServerOptions, problems: Sequence[str]
+    model: str | None, engine: dict[str, Any], host: str, port: int, options: ServerOptions, problems: list[str]
 ) -> int:
     """The same, and everything that is said is a line of the JSON log, what cannot be done as well."""
 
@@ -48,14 +53,31 @@ def _run_for_machines(
         tell("serving", {"url": url, "model": table.get("model", "")})
 
     try:
-        with open_port(host, port) as listener:
+        with _port(host, port, options, problems) as listener:
             resolved = resolve_arguments(model_or_default_pair(model, engine), progress=tell, known_problems=problems)
+            assert listener is not None
             for note in resolved.notes:
                 tell(note)
             return serve(resolved, listener, announce, options)
     except PacelineError as error:
         logger.error("%s", error)
         return 1 if isinstance(error, EngineDeadError) else 2
+
+
+def _port(
+    host: str, port: int, options: ServerOptions, problems: list[str]
+) -> contextlib.AbstractContextManager[socket.socket | None]:
+    """The port; None if it cannot be had, which is then one of the `problems`, as is a wrong address for traces."""
+    try:
+        if options.otlp_traces_endpoint is not None:
+            check_endpoint(options.otlp_traces_endpoint)
+    except PacelineError as error:
+        problems.append(str(error))
+    try:
+        return open_port(host, port)
+    except PacelineError as error:
+        problems.append(str(error))
+        return contextlib.nullcontext()
 
 
 VllmServer = Callable[[str | None, dict[str, Any], str, int, ServerOptions], int]

@@ -30,6 +30,14 @@ def resolve(name_or_path: str | Path, progress: Progress | None = None) -> Path:
     return pull(name, progress)
 
 
+def check_name(name_or_path: str | Path) -> None:
+    """Raise ConfigurationError for what `resolve` would refuse without asking any network."""
+    name = str(name_or_path)
+    if name in KNOWN_MODELS or is_repo_id(name) or (name.endswith(".gguf") and Path(name).expanduser().is_file()):
+        return
+    resolve(name)  # a directory, a model in the cache, or a mistake
+
+
 def pull(name: str, progress: Progress | None = None) -> Path:
     """Bring the model `name` (a known name, or a repo id `org/name`) if it is not here yet, and return its directory.
 

@@ -27,4 +27,9 @@ def check_server_options(options: ServerOptions, problems: list[str]) -> None:
         ("--stall-after", options.stall_seconds, 1),
     ):
         if not least <= seconds <= MAX_SECONDS:
-            problems.append(f"{flag} must be from {least} to {MAX_SECONDS:g} seconds, not {seconds:g}.")
+            problems.append(f"{flag} must be from {least} to {MAX_SECONDS} seconds, not {seconds:g}.")
+    names = options.served_model_names
+    if not all(name.strip() and name.isprintable() for name in names):
+        problems.append("--served-model-name must be a name: not empty, and without control characters.")
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        problems.append(f"--served-model-name '{name}' is given more than once; give each name once.")

@@ -115,5 +115,9 @@ def _named(entries: list[tuple[str, str]], source: str) -> dict[bytes, str]:
     for name, key in entries:
         if len(key) < MIN_LENGTH:
             raise ConfigurationError(f"{source}: the key '{name}' has fewer than {MIN_LENGTH} characters.")
+        if not key.isascii() or not key.isprintable():
+            raise ConfigurationError(
+                f"{source}: the key '{name}' has characters that are not visible ASCII, which a header cannot carry."
+            )
         names[_digest(key)] = name
     return names

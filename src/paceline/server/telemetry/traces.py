@@ -15,15 +15,20 @@ from paceline.server.telemetry.record import RequestRecord
 _EXPORT_SECONDS = 2.0
 
 
+def check_endpoint(endpoint: str) -> None:
+    """Raise ConfigurationError for an address that is none."""
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigurationError(
+            f"--otlp-traces-endpoint={endpoint} is no HTTP address; give one such as http://127.0.0.1:4318/v1/traces."
+        )
+
+
 class Traces:
     """An observer of the telemetry that sends spans to an OTLP collector over HTTP."""
 
     def __init__(self, endpoint: str, model: str) -> None:
         """Raises ConfigurationError for an address that is none, or if the packages are missing."""
-        if not endpoint.startswith(("http://", "https://")):
-            raise ConfigurationError(
-                f"--otlp-traces-endpoint={endpoint} is no HTTP address; give one such as http://127.0.0.1:4318/v1/traces."
-            )
+        check_endpoint(endpoint)
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
