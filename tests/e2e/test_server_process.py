@@ -253,6 +253,14 @@ def test_a_signal_lets_running_requests_finish(server: RunningServer) -> None:
     next(stream)
     for process in (*server.engines, server.process):  # as a service manager does, to the whole group
         process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + 1
+    for path in ("/health", "/health/live", "/health/ready", "/v1/models"):  # as docs/operations.md says
+        while True:
+            try:
+                httpx.get(server.url + path)
+            except httpx.ConnectError:
+                break
+            assert time.monotonic() < deadline
     assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
     server.ended(status=0, within=15)
 

@@ -295,6 +295,7 @@ def test_a_request_out_of_time_is_aborted_and_says_so(stream: bool) -> None:
         assert events(response)[-1]["error"]["code"] == "request_timeout"
     else:
         assert refused(response, 504)["code"] == "request_timeout"
+        assert "0.05 s" in response.json()["error"]["message"]
     assert engine.engine.counts.finished_abort == 1
 
 
@@ -398,6 +399,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     problems.clear()
     read_access_options({"ssl_certfile": "a", "ssl_keyfile": "b"}, problems, {"PACELINE_API_KEYS": "short"})
     assert ["cannot be used" in problems[1], "fewer than 16" in problems[0]] == [True, True]
+    assert "--ssl-certfile a and --ssl-keyfile b" in problems[1]
 
 
 def test_problems_of_access_and_of_the_engine_come_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -579,6 +579,8 @@ def test_p42_a_dead_engine_is_503(server: Server, stream: bool) -> None:
     assert refused(server.complete(prompt=["a", "b"], stream=stream), 503)["code"] == "engine_dead"
     server.engine.is_healthy = False
     for path in ("/health", "/health/ready", "/health/live"):
+        assert server.request("HEAD", path).status_code == 503
+    for path in ("/health", "/health/ready", "/health/live"):
         assert refused(server.get(path), 503)["code"] == "engine_dead"
     assert 'paceline:engine_up{model_name="fake"} 0.0' in server.get("/metrics").text
     assert ok(server.get("/v1/paceline/status"))["state"] == "unhealthy"
@@ -597,6 +599,7 @@ def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(server: Ser
 def test_health_models_version(server: Server) -> None:
     for path in ("/health", "/health/ready", "/health/live"):
         assert ok(server.get(path)) == {"status": "ok"}
+        assert server.request("HEAD", path).status_code == 200
     models = ok(server.get("/v1/models"))
     assert [model["id"] for model in models["data"]] == ["fake", "org/alias"]
     assert ok(server.get("/v1/models/org/alias"))["object"] == "model"

@@ -19,6 +19,7 @@ from server_fakes import FakeClient, FakeTokenizer, fake_config
 
 from paceline.config import SpeculativeConfig
 from paceline.engine.statistics import EngineStats
+from paceline.errors import EngineDeadError
 from paceline.sequence import SpeculationCounts
 from paceline.server.app import create_app
 from paceline.server.health import Gate
@@ -358,3 +359,19 @@ def test_the_parts_of_a_step_are_told_apart() -> None:
     clock.now += 0.5  # between two steps, with work at hand
     engine.step()
     assert engine.stats().gap_seconds == pytest.approx(3 * 1.25 + 0.5)
+
+
+def test_nothing_runs_in_a_dead_engine() -> None:
+    engine = CountingEngine()
+    live = LiveStatus(engine, fake_config(), ["fake"], Telemetry(Clock()))  # type: ignore[arg-type]
+    engine.counts = EngineStats(num_running=2, num_waiting=3, kv_cache_usage=0.5, generation_tokens=7)
+    alive = asyncio.run(live.stats())
+    assert (alive.num_running, alive.num_waiting, alive.kv_cache_usage) == (2, 3, 0.5)
+
+    async def dead() -> EngineStats:
+        raise EngineDeadError("killed by the test")
+
+    engine.stats = dead  # type: ignore[method-assign]
+    for _ in range(2):
+        last = asyncio.run(live.stats())
+        assert (last.num_running, last.num_waiting, last.kv_cache_usage, last.generation_tokens) == (0, 0, 0.0, 7)

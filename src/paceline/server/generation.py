@@ -55,12 +55,15 @@ class Generation:
         priority: int = 0,
         cache_salt: str = "",
         deadline: float | None = None,
+        request_timeout: float | None = None,
     ) -> None:
         """`only_prompt`: what is generated is thrown away; the prompt's log-probabilities are all that is wanted.
-        `deadline`: of the whole answer, on the event loop's clock."""
+        `deadline`: of the whole answer, on the event loop's clock. `request_timeout`: the
+        seconds that led to it, for the message."""
         self._engine = engine
         self._only_prompt = only_prompt
         self._deadline = deadline
+        self._request_timeout = request_timeout
         self.prompts = prompts
         self.prompt_logprobs: list[list[TokenLogprobs] | None] = [None] * len(prompts)  # of all tokens but the first
         self.params = params
@@ -116,7 +119,11 @@ class Generation:
             async with asyncio.timeout_at(self._deadline):
                 return await anext(merged, None)
         except TimeoutError:
-            raise RequestTimeoutError("The answer was not finished in the time that a request may take here.") from None
+            limit = "its time" if self._request_timeout is None else f"{self._request_timeout:g} s"
+            raise RequestTimeoutError(
+                f"The answer was not finished within {limit}, the most that a request may take here, waiting included "
+                "(--request-timeout). Ask for fewer tokens."
+            ) from None
 
     async def collect(self) -> list[Answer]:
         answers = [Answer() for _ in range(self.num_choices)]

@@ -23,12 +23,15 @@ RETRY_SECONDS = 5
 def health_router(live: LiveStatus) -> APIRouter:
     router = APIRouter()
 
+    @router.head("/health/live", include_in_schema=False)
     @router.get("/health/live")
     async def is_live() -> Response:
         """200 while the engine lives and makes progress, else 503: restart the server."""
         _check_engine(live)
         return json_response({"status": "ok"})
 
+    @router.head("/health", include_in_schema=False)
+    @router.head("/health/ready", include_in_schema=False)
     @router.get("/health")
     @router.get("/health/ready")
     async def is_ready() -> Response:

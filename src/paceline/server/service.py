@@ -85,6 +85,7 @@ class ServerState:
             priority=priority or 0,
             cache_salt=cache_salt or "",
             deadline=self.limits.deadline(ticket),
+            request_timeout=self.limits.request_timeout,
         )
 
     def token_origins(self, generation: Generation) -> TokenOrigins:

@@ -117,8 +117,12 @@ class Limits:
 
     def deadline(self, ticket: Ticket) -> float | None:
         """When its answer must be finished, on the clock of `started`; None: whenever it is."""
-        timeout = self._options.request_timeout
-        return None if timeout is None else ticket.started + timeout
+        return None if self.request_timeout is None else ticket.started + self.request_timeout
+
+    @property
+    def request_timeout(self) -> float | None:
+        """Seconds."""
+        return self._options.request_timeout
 
     def _client(self, name: str) -> _Client:
         known = self._clients.get(name)

@@ -111,12 +111,15 @@ def _check_tls(values: Mapping[str, Any], problems: list[str]) -> None:
     try:
         context.load_cert_chain(values["ssl_certfile"], values["ssl_keyfile"], password=_no_password)
     except (OSError, ssl.SSLError, ValueError) as error:
-        problems.append(f"--ssl-certfile and --ssl-keyfile cannot be used: {_reason(error)}.")
+        problems.append(
+            f"--ssl-certfile {values['ssl_certfile']} and --ssl-keyfile {values['ssl_keyfile']} cannot be used: "
+            f"{_reason(error)}."
+        )
     try:
         if values.get("ssl_ca_certs"):
             context.load_verify_locations(values["ssl_ca_certs"])
     except (OSError, ssl.SSLError) as error:
-        problems.append(f"--ssl-ca-certs cannot be used: {_reason(error)}.")
+        problems.append(f"--ssl-ca-certs {values['ssl_ca_certs']} cannot be used: {_reason(error)}.")
 
 
 def _no_password() -> str:

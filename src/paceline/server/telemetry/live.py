@@ -7,7 +7,6 @@ look adds a sample. `None` stands where nothing happened in the window, so that 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -41,10 +40,15 @@ class LiveStatus:
             await asyncio.sleep(SAMPLE_SECONDS)
 
     async def stats(self) -> EngineStats:
-        """The engine's counters now; the last that are known if it is dead."""
-        with contextlib.suppress(EngineDeadError):
+        """The engine's counters now; the last that are known if it is dead, when nothing runs or waits any more."""
+        try:
             self._add(self.telemetry.clock(), await self._engine.stats())
-        return self._samples[-1][1] if self._samples else EngineStats()
+        except EngineDeadError:
+            last = _copy(self._samples[-1][1]) if self._samples else EngineStats()
+            last.num_running = last.num_waiting = 0
+            last.kv_cache_usage = 0.0
+            return last
+        return self._samples[-1][1]
 
     def _add(self, now: float, stats: EngineStats) -> None:
         self._samples.append((now, _copy(stats)))
