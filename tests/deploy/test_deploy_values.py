@@ -246,6 +246,24 @@ def test_wrong_values_leave_no_file(
     assert (out / "kustomization.yaml").exists()
 
 
+def test_an_empty_folder_name_is_not_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "render", "--preset", "smoke-cpu", "--image", IMAGE, "--out", "") == 2
+    assert "--out is empty" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_an_existing_claim_makes_useless_is_noted() -> None:
+    over = {"storage": {"models": {"existing_claim": "c", "size": "1Gi"}}}
+    notes = render(parse_values(merge(BASE, over), "t"), "kubernetes", "paceline").notes
+    assert "storage.models: the claim is used as it is; size changes nothing." in notes
+    over["storage"]["models"].pop("size")
+    notes = render(parse_values(merge(BASE, over), "t"), "kserve", "vllm").notes
+    assert not any("changes nothing" in note for note in notes)
+
+
 def test_render_then_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("kubernetes_validate")
     assert run(monkeypatch, "render", "--preset", "smoke-cpu", "--image", IMAGE, "-n", "other") == 0

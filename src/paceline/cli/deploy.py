@@ -56,7 +56,7 @@ def render(
     name: Annotated[str | None, _option("Of the deployment, instead of the values'.")] = None,
     namespace: Annotated[str | None, _option("Instead of the values'.", "--namespace", "-n")] = None,
     out: Annotated[
-        Path | None, _option("Folder for one file a manifest; without it, all go to standard output.")
+        str | None, _option("Folder for one file a manifest; without it, all go to standard output.")
     ] = None,
 ) -> None:
     """Manifests from one file of values: plain YAML in a stable order, for kubectl, kustomize or a pull request.
@@ -75,7 +75,10 @@ def render(
     from paceline.deploy.render import render as render_values
     from paceline.deploy.values_file import load_values
     from paceline.deploy.write import as_stream, write_files
+    from paceline.errors import ConfigurationError
 
+    if out is not None and not out.strip():
+        raise ConfigurationError("--out is empty: give a folder, or leave it out for standard output.")
     given = {"image": image, "name": name, "namespace": namespace}
     overrides = {key: value for key, value in given.items() if value is not None}
     rendered = render_values(load_values(values, runtime, preset, overrides), platform, runtime)
@@ -83,7 +86,7 @@ def render(
     if out is None:
         typer.echo(as_stream(rendered), nl=False)
         return
-    files = write_files(rendered, out)
+    files = write_files(rendered, Path(out))
     say(f"Wrote {len(files)} files to {out}. Check them with: paceline deploy check {out}")
     say(f"Then: kubectl apply -k {out}")
 

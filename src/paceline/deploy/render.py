@@ -69,8 +69,12 @@ def _needs(target: Target) -> list[str]:
         f"kubectl -n {values.namespace} create secret generic {secret.name} --from-literal={secret.key}=…"
         for secret in secrets
     ]
-    claims = [values.storage.models.existing_claim, values.storage.compile_cache.existing_claim]
-    notes += [f"Needs the claim '{claim}' in namespace '{values.namespace}'." for claim in claims if claim is not None]
+    for field, claim in (("models", values.storage.models), ("compile_cache", values.storage.compile_cache)):
+        if claim.existing_claim is not None:
+            notes.append(f"Needs the claim '{claim.existing_claim}' in namespace '{values.namespace}'.")
+            unused = [name for name in ("size", "storage_class") if name in claim.model_fields_set]
+            if unused:
+                notes.append(f"storage.{field}: the claim is used as it is; {' and '.join(unused)} changes nothing.")
     if values.route is None:
         notes.append("No route: the API is reachable inside the cluster only. Give route.gateway and route.hostname.")
     if values.secrets.api_key is None and values.route is not None:
