@@ -14,6 +14,7 @@ from paceline.errors import ConfigurationError
 from paceline.runtimes.vllm import VllmCommand, facts_of, translate
 from paceline.runtimes.vllm.facts import DEFAULT_VERSION
 from paceline.runtimes.vllm.kinds import MANY, ONLY_ON, SWITCHES
+from paceline.runtimes.vllm.options import RuntimeOptions, printable_command
 from paceline.runtimes.vllm.probe import ask
 from paceline.runtimes.vllm.tables import FLAGS
 from paceline.runtimes.vllm.translate import _OURS
@@ -165,3 +166,15 @@ def test_an_answer_that_cannot_be_kept_is_a_note(kind: str, tmp_path: Path, monk
     installation = ask(sys.executable, lambda text: None, run)
     assert installation.facts.flags == {"x"}
     assert "PACELINE_HOME" in installation.notes[0]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_size_that_does_not_divide_the_heads_of_a_model_that_is_here(nested: bool, tmp_path: Path) -> None:
+    heads = {"num_attention_heads": 9}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": heads} if nested else heads))
+    options = RuntimeOptions(version="0.32")
+    for size in (1, 3, 9):
+        given = {"model": str(tmp_path), "tensor_parallel_size": size}
+        printable_command(given, options, (), "::1", 80, print)
+    with pytest.raises(ConfigurationError, match="the 9 attention heads"):
+        printable_command({"model": str(tmp_path), "tensor_parallel_size": 2}, options, (), "::1", 80, print)

@@ -11,7 +11,7 @@ from paceline.arguments import Machine
 from paceline.errors import ConfigurationError
 from paceline.runtimes.vllm.command import Option, VllmCommand
 from paceline.runtimes.vllm.facts import VllmFacts, facts_of
-from paceline.runtimes.vllm.locate import check_pair, locate
+from paceline.runtimes.vllm.locate import check_heads, check_pair, locate
 from paceline.runtimes.vllm.nodes import over_nodes, ray_lines
 from paceline.runtimes.vllm.probe import Installation, ask
 from paceline.runtimes.vllm.translate import translate
@@ -48,6 +48,7 @@ def printable_command(
         vllm_args=options.arguments,
         locate=partial(locate, fetch=False),
     )
+    check_heads(command.model, int(command.value("tensor-parallel-size") or 1))
     command = _reporting(command, facts)
     text = command.shell(installation.launcher if installation else None)
     return command, "\n".join([*ray_lines(options.nodes), text])
@@ -78,6 +79,7 @@ def runnable_command(
         locate=partial(locate, progress=say, local=local),
     )
     command = _extended(_reporting(command, installation.facts), _QUIET)
+    check_heads(command.model, int(command.value("tensor-parallel-size") or 1))
     draft = command.draft_model()
     if draft is not None:
         check_pair(command.model, draft)
