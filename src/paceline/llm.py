@@ -96,13 +96,17 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: Params = None,
         use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer every prompt: text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a list of these.
 
-        `sampling_params` is one for all or one for each. `use_tqdm` shows a progress bar when the work is long.
+        A dict may also have a "cache_salt": cached prefixes are shared among prompts of one salt alone.
+        `sampling_params` is one for all or one for each, and so is `priority`: lower is served earlier, 0 if not
+        given. `use_tqdm` shows a progress bar when the work is long.
         """
         return self._run(
-            [tokenize(prompt, self._tokenizer) for prompt in as_prompts(prompts)], sampling_params, use_tqdm
+            [tokenize(prompt, self._tokenizer) for prompt in as_prompts(prompts)], sampling_params, use_tqdm, priority
         )
 
     def chat(
@@ -117,6 +121,8 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, written with the model's chat template."""
+        if not _is_list(messages):
+            raise _not_messages(messages)
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         kwargs: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, **(chat_template_kwargs or {})}
         if continue_final_message:
@@ -169,14 +175,26 @@ class LLM:
         return tokenize(prompts[0], self._tokenizer)
 
     def _chat_prompt(self, messages: Any, kwargs: dict[str, Any]) -> TokenizedPrompt:
+        if not _is_list(messages):
+            raise _not_messages(messages)
+        for message in messages:
+            if not isinstance(message, Mapping):
+                raise _not_messages(message)
         return TokenizedPrompt(None, self.get_tokenizer().apply_chat_template(messages, **kwargs))
 
-    def _run(self, prompts: list[TokenizedPrompt], sampling_params: Params, show_progress: bool) -> list[RequestOutput]:
+    def _run(
+        self,
+        prompts: list[TokenizedPrompt],
+        sampling_params: Params,
+        show_progress: bool,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        priorities = _priorities(priority, len(prompts))
         builders: dict[str, OutputBuilder] = {}
         try:
             for index, params in enumerate(_one_for_each(sampling_params, len(prompts))):
                 with _naming_the_prompt(index, len(prompts)):
-                    request_id = self._submit(prompts[index], params)
+                    request_id = self._submit(prompts[index], params, priorities[index])
                 builders[request_id] = self._builder(request_id, prompts[index], params)
             with GenerationProgress(len(builders), enabled=show_progress) as progress:
                 self._finish(builders, progress)
@@ -215,12 +233,18 @@ class LLM:
             self._abandon([request_id] if unfinished else [])
             self._inbox.pop(request_id, None)
 
-    def _submit(self, prompt: TokenizedPrompt, params: SamplingParams) -> str:
+    def _submit(self, prompt: TokenizedPrompt, params: SamplingParams, priority: int = 0) -> str:
         request_id = str(next(self._ids))
         if self._tokenizer is None and params.stop:
             raise InvalidRequestError("Stop strings need a tokenizer; this LLM has none.", param="stop")
         self._running_engine().add_request(
-            EngineRequest(request_id=request_id, prompt_token_ids=prompt.token_ids, sampling_params=params)
+            EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=prompt.token_ids,
+                sampling_params=params,
+                priority=priority,
+                cache_salt=prompt.cache_salt,
+            )
         )
         self._inbox[request_id] = deque()
         return request_id
@@ -259,6 +283,33 @@ def _one_for_each(sampling_params: Params, count: int) -> list[SamplingParams]:
             param="sampling_params",
         )
     return list(sampling_params)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _not_messages(found: object) -> InvalidRequestError:
+    return InvalidRequestError(
+        f'messages must be a list of {{"role": ..., "content": ...}}, or a list of such lists; '
+        f"{type(found).__name__} is neither.",
+        param="messages",
+    )
+
+
+def _priorities(priority: int | Sequence[int] | None, count: int) -> list[int]:
+    if priority is None or type(priority) is int:
+        each = [priority or 0] * count
+    else:
+        each = list(priority) if isinstance(priority, list | tuple) else []
+        if len(each) != count:
+            message = f"priority must be an integer, or a list with one for each of the {count} prompts."
+            raise InvalidRequestError(message, param="priority")
+    if not all(type(value) is int and -(2**31) <= value < 2**31 for value in each):
+        raise InvalidRequestError(
+            "A priority must be an integer of 32 bits; lower is served earlier.", param="priority"
+        )
+    return each
 
 
 @contextmanager

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 _KEYS = ("prompt", "prompt_token_ids")
+_SALT = "cache_salt"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPrompt:
     text: str | None  # None: it was given in token ids, or as messages
     token_ids: list[int]
+    cache_salt: str = ""  # the prefix cache is shared among prompts of one salt alone
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -31,14 +33,15 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def tokenize(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenizedPrompt:
+    salt = ""
     if isinstance(prompt, Mapping):
-        prompt = _unwrapped(prompt)
+        salt, prompt = _cache_salt(prompt), _unwrapped(prompt)
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InvalidRequestError("There is no tokenizer: give the prompt as token ids.", param="prompt")
-        return TokenizedPrompt(prompt, encode_text(prompt, tokenizer))
+        return TokenizedPrompt(prompt, encode_text(prompt, tokenizer), salt)
     if _is_token_ids(prompt) or prompt == []:
-        return TokenizedPrompt(None, [int(token) for token in prompt])
+        return TokenizedPrompt(None, [int(token) for token in prompt], salt)
     raise _wrong(prompt)
 
 
@@ -53,15 +56,25 @@ def encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(text)
 
 
+def _cache_salt(prompt: Mapping[str, Any]) -> str:
+    salt = prompt.get(_SALT)
+    if salt is None:
+        return ""
+    if not isinstance(salt, str) or not 1 <= len(salt) <= 256:
+        raise InvalidRequestError("A prompt's cache_salt must be text of 1 to 256 characters.", param=_SALT)
+    return salt
+
+
 def _unwrapped(prompt: Mapping[str, Any]) -> str | Sequence[int]:
     for key in prompt:
-        if key not in _KEYS:
+        if key not in (*_KEYS, _SALT):
             raise InvalidRequestError(
-                f"Unknown key '{key}' in a prompt.{did_you_mean(str(key), _KEYS)}", param="prompt"
+                f"Unknown key '{key}' in a prompt.{did_you_mean(str(key), (*_KEYS, _SALT))}", param="prompt"
             )
-    if len(prompt) != 1:
+    values = [prompt[key] for key in _KEYS if key in prompt]
+    if len(values) != 1:
         raise InvalidRequestError('A prompt is {"prompt": text} or {"prompt_token_ids": ids}.', param="prompt")
-    value: str | Sequence[int] = next(iter(prompt.values()))
+    value: str | Sequence[int] = values[0]
     return value
 
 

@@ -205,3 +205,32 @@ def test_sampling_params_of_another_type_are_refused(llm: FakeLLM, params: Any) 
     with pytest.raises(InvalidRequestError, match="must be SamplingParams") as caught:
         llm.generate("a", params)
     assert caught.value.param == "sampling_params"
+
+
+@pytest.mark.parametrize("messages", [None, 3, "hello", b"hello", {"role": "user", "content": "a"}, [None], [3], ["a"]])
+def test_messages_that_are_none_are_refused(llm: FakeLLM, messages: Any) -> None:
+    with pytest.raises(InvalidRequestError):
+        llm.chat(messages, PARAMS)
+
+
+def test_salt_and_priority_reach_the_engine(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, str]] = []
+    add = llm.engine.add_request
+    monkeypatch.setattr(llm.engine, "add_request", lambda r: (seen.append((r.priority, r.cache_salt)), add(r)))
+    prompts: list[Any] = [{"prompt": "a", "cache_salt": "x"}, {"prompt_token_ids": [4], "cache_salt": "y"}, "b"]
+    llm.generate(prompts, PARAMS, priority=[3, -1, 0])
+    llm.generate(prompts[0], PARAMS, priority=7)
+    list(llm.stream({"prompt": "a", "cache_salt": "z"}, PARAMS))
+    assert seen == [(3, "x"), (-1, "y"), (0, ""), (7, "x"), (0, "z")]
+
+
+@pytest.mark.parametrize("priority", ["1", 1.5, True, [1], [1, 2, 3], [1, None], [1, 2**31], {}])
+def test_a_wrong_priority_is_refused(llm: FakeLLM, priority: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="priority"):
+        llm.generate(["a", "b"], PARAMS, priority=priority)
+
+
+@pytest.mark.parametrize("salt", ["", 3, "x" * 257])
+def test_a_wrong_salt_is_refused(llm: FakeLLM, salt: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="cache_salt"):
+        llm.generate({"prompt": "a", "cache_salt": salt}, PARAMS)

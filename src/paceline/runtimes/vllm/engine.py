@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import httpx
 
 from paceline.engine.statistics import EngineStats
-from paceline.errors import EngineDeadError
+from paceline.errors import EngineDeadError, InvalidRequestError
 from paceline.runtimes.vllm.body import body_of, cached_tokens_of, check_params, counts_of, delta_of
 from paceline.runtimes.vllm.command import VllmCommand
 from paceline.runtimes.vllm.metrics import stats_of
@@ -56,6 +56,9 @@ class VllmEngine:
 
     def add_request(self, request: EngineRequest) -> None:
         """Raises InvalidRequestError for what vLLM cannot do."""
+        for name in ("priority", "cache_salt"):
+            if getattr(request, name):
+                raise InvalidRequestError(f"{name} is not handed to vLLM; leave it out.", param=name)
         check_params(request.sampling_params, speculates=self._command.value("speculative-config") is not None)
         self._await(self._submit(request))
 
