@@ -84,13 +84,36 @@ def record(**fields: Any) -> RequestRecord:
     return made
 
 
-def test_a_request_is_one_line_without_its_prompt(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "paceline.requests"):
-        RequestLog()(record())
-        RequestLog()(record(engine_ids=[], path="/health"))  # no line
-        RequestLog()(record(status=500, error="generation_failed"))
-        RequestLog(FakeTokenizer())(record())  # type: ignore[arg-type]
-    plain, failed, told = caplog.records
+class Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def kept() -> Iterator[list[logging.LogRecord]]:
+    """What the log of requests says. Through a handler of its own: what others in this process do to the root
+    logger, where pytest's stands, does not matter."""
+    logger, handler = logging.getLogger("paceline.requests"), Kept()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel("INFO")
+    assert not logger.disabled
+    assert logging.root.manager.disable < logging.INFO
+    yield handler.records
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def test_a_request_is_one_line_without_its_prompt(kept: list[logging.LogRecord]) -> None:
+    RequestLog()(record())
+    RequestLog()(record(engine_ids=[], path="/health"))  # no line
+    RequestLog()(record(status=500, error="generation_failed"))
+    RequestLog(FakeTokenizer())(record())  # type: ignore[arg-type]
+    plain, failed, told = kept
     assert plain.fields["time_to_first_token"] == 0.5  # type: ignore[attr-defined]
     assert "prompt_tokens=2" in plain.getMessage()
     assert "mean_acceptance_length=1.75" in plain.getMessage()
@@ -103,11 +126,11 @@ FORGED = "/x\nWARNING paceline.requests: POST /forged \r\x1b[2J\x85\u2028\u202e\
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
-def test_a_client_can_forge_no_log_line(formatter: logging.Formatter, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", "paceline.requests"):
-        RequestLog()(record(engine_ids=[], path=FORGED, status=401, error="invalid_api_key"))
-        RequestLog()(record(engine_ids=[], path="/é" + "y" * 5000, status=404, error="not_found"))
-    lines = [formatter.format(each) for each in caplog.records]
+def test_a_client_can_forge_no_log_line(formatter: logging.Formatter, kept: list[logging.LogRecord]) -> None:
+    RequestLog()(record(engine_ids=[], path=FORGED, status=401, error="invalid_api_key"))
+    RequestLog()(record(engine_ids=[], path="/é" + "y" * 5000, status=404, error="not_found"))
+    lines = [formatter.format(each) for each in kept]
+    assert len(lines) == 2
     assert all(line.isprintable() and len(line) < 1200 for line in lines)
     assert "5002 characters" in lines[1]
 

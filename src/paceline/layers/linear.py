@@ -32,7 +32,7 @@ _EXPECTED_ROWS = 8  # the packed layout is chosen for this many; others work wit
 
 
 class Linear:
-    __slots__ = ("_packed", "bias", "group", "out_dtype", "weight", "weight_scale")
+    __slots__ = ("_num_weights", "_packed", "bias", "group", "out_dtype", "weight", "weight_scale")
 
     def __init__(
         self,
@@ -47,6 +47,7 @@ class Linear:
         self.weight_scale = weight_scale  # [n] float32 of an FP8 weight
         self.out_dtype = out_dtype or weight.dtype  # of an FP8 product; others have their input's
         self.group = group  # of ranks that each hold some of the inputs, whose products are added
+        self._num_weights = weight.numel()  # pack() drops the weight
         self._packed: Tensor | None = None
 
     def pack(self) -> None:
@@ -78,6 +79,10 @@ class Linear:
             return Product(self(x))
         rows = x if isinstance(x, QuantizedRows) else quantize_rows(x)
         return fp8_product(rows, self.weight, self.weight_scale, None, self.out_dtype)
+
+    @property
+    def num_weights(self) -> int:
+        return self._num_weights
 
     @property
     def num_bytes(self) -> int:

@@ -23,6 +23,7 @@ from torch import Tensor
 from paceline.config import ModelConfig
 from paceline.distributed.group import ALONE, Group
 from paceline.layers.linear import has_fp8_products
+from paceline.layers.threads import is_small, mean_weight, one_thread
 from paceline.models import fused
 from paceline.models.architecture import Architecture, read_architecture
 from paceline.models.draft_head import frequent_tokens, read_counts, read_map
@@ -60,6 +61,7 @@ class ModelRunner:
         self.device = model.embedding.device
         self.kv_dtype = kv_dtype or self.dtype
         self.use_fused = self.device.type == "cuda" if use_fused is None else use_fused
+        self._weights, self._bytes = mean_weight([linear for layer in model.layers for linear in layer.linears])
         self._pool: KVPool | None = None
 
     @classmethod
@@ -122,7 +124,8 @@ class ModelRunner:
             hidden = self.forward_paged(_paged(batch))
         else:
             plan = plan_attention(batch, self.architecture, self.dtype, pool.block_size)
-            hidden = self.model.forward(batch.token_ids, batch.positions, batch.slot_mapping, plan, pool.layers)
+            with one_thread(is_small(self._weights, self._bytes, len(batch.token_ids))):
+                hidden = self.model.forward(batch.token_ids, batch.positions, batch.slot_mapping, plan, pool.layers)
         logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
         return ForwardOutput(logits=logits, finite=_finite_rows(hidden, batch.query_lens))
 
