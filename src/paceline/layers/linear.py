@@ -28,6 +28,12 @@ from paceline.kernels.fp8 import QuantizedRows, quantize_rows
 from paceline.kernels.fp8_linear import fp8_linear, fp8_product
 from paceline.kernels.product import Product
 
+# Up to a number of rows, products are made for multiples of so many. oneDNN compiles one program for every number of
+# rows and every weight's shape, half a megabyte each, and keeps them: a server that meets every number between 1 and
+# 512 would grow by a gigabyte.
+_ROW_STEPS = ((16, 1), (64, 4), (128, 8), (256, 16))
+_LAST_ROW_STEP = 32
+
 _EXPECTED_ROWS = 8  # the packed layout is chosen for this many; others work with it at no visible cost
 
 
@@ -122,5 +128,14 @@ def _packed(weight: Tensor) -> Tensor | None:
 
 def _packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     operator: Any = torch.ops.mkldnn._linear_pointwise
+    num_rows, padded = x.shape[0], padded_rows(x.shape[0])
+    if padded > num_rows:
+        x = functional.pad(x, (0, 0, 0, padded - num_rows))
     product: Tensor = operator(x, packed, bias, "none", [], "")
-    return product
+    return product[:num_rows]
+
+
+def padded_rows(num_rows: int) -> int:
+    """Rows that a packed product of `num_rows` is computed with."""
+    step = next((step for most, step in _ROW_STEPS if num_rows <= most), _LAST_ROW_STEP)
+    return -(-num_rows // step) * step
