@@ -46,6 +46,9 @@ STALL_SECONDS = 60.0  # without a report: a step of a healthy engine is far shor
 STOP_SECONDS = 5.0
 _STATS_SECONDS = 2.0
 SECRETS = ("PACELINE_API_KEYS",)  # in the environment, and none of the engine's business
+_TURN = 16  # deltas handed out between two rounds of the event loop
+_ROUNDS_TO_BEGIN = 10  # of the event loop, in which a stream sends its head and its first token
+_MOST_BACKLOG = 8  # reports that are read before any is handed out
 _WATCH_SECONDS = 0.5  # between two looks at its progress
 _MAX_SOCKET_PATH = 100  # bytes that every Unix leaves for the path of a socket
 
@@ -203,13 +206,43 @@ class AsyncEngine:
     async def _read_reports(self) -> None:
         try:
             while True:
-                message = await self._reports.recv()
-                report = wire.decode_report(message)
-                if self._is_progress(report):
-                    self._last_progress = time.monotonic()
-                self._take(report)
+                reports = [await self._reports.recv()]
+                while len(reports) < _MOST_BACKLOG and await self._reports.poll(0):
+                    reports.append(await self._reports.recv())
+                await self._take_all([wire.decode_report(message) for message in reports])
         except msgspec.MsgspecError as error:
             self._fail(EngineDeadError(f"The engine process sent what nobody understands: {error}"))
+
+    async def _take_all(self, reports: list[wire.Report]) -> None:
+        """In order; there is more than one where this process cannot keep up with the engine."""
+        deltas: list[SequenceDelta] = []
+        for report in reports:
+            if self._is_progress(report):
+                self._last_progress = time.monotonic()
+            if isinstance(report, wire.Deltas):
+                deltas += report.deltas
+                continue
+            await self._take_in_turns(merged(deltas))
+            self._take(report)
+            deltas = []
+        await self._take_in_turns(merged(deltas))
+
+    async def _take_in_turns(self, deltas: list[SequenceDelta]) -> None:
+        """The deltas of a large step a few at a time, first tokens before all others.
+
+        A client that has seen nothing yet waits for its first token; what a step of hundreds of streams takes here,
+        milliseconds, is lost between two tokens of a stream. Between two turns what was written leaves, and new
+        requests are read.
+        """
+        first = [delta for delta in deltas if delta.queue_seconds is not None]
+        if first:
+            self._take(wire.Deltas(first))
+            for _ in range(_ROUNDS_TO_BEGIN):
+                await asyncio.sleep(0)
+        later = [delta for delta in deltas if delta.queue_seconds is None]
+        for start in range(0, len(later), _TURN):
+            self._take(wire.Deltas(later[start : start + _TURN]))
+            await asyncio.sleep(0)
 
     def _is_progress(self, report: wire.Report) -> bool:
         """A heartbeat shows life; with work at hand it takes a step as well."""
@@ -291,6 +324,41 @@ class AsyncEngine:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+
+
+def merged(deltas: list[SequenceDelta]) -> list[SequenceDelta]:
+    """With what several steps added to a sequence in one delta, where the steps were plain ones: a stream that is
+    behind then costs one event for all of them. Steps with drafts stay apart, for a token's origin is told by them."""
+    result: list[SequenceDelta] = []
+    open_deltas: dict[tuple[str, int], SequenceDelta] = {}
+    for delta in deltas:
+        key = (delta.request_id, delta.index)
+        before = open_deltas.get(key)
+        if before is not None and _is_plain(delta):
+            before.token_ids = before.token_ids + delta.token_ids
+            before.text += delta.text
+            before.finish_reason, before.stop_reason = delta.finish_reason, delta.stop_reason
+            before.speculation = delta.speculation
+        else:
+            result.append(delta)
+            before = delta
+        if before.finish_reason is None and _is_plain(before):
+            open_deltas[key] = before
+        else:
+            open_deltas.pop(key, None)
+    return result
+
+
+def _is_plain(delta: SequenceDelta) -> bool:
+    """Nothing but tokens and perhaps an ordinary end."""
+    return (
+        not delta.num_drafted
+        and delta.queue_seconds is None
+        and delta.logprobs is None
+        and delta.prompt_logprobs is None
+        and delta.error is None
+        and delta.refusal is None
+    )
 
 
 def _how(status: int) -> str:
