@@ -4,7 +4,8 @@ The plans are ordinary ones; what they write lies in blocks that nobody owns yet
 GPU stamps its captured steps itself, a CPU's parts are timed by the worker.
 
 captured steps   every (rows, K), the median of a few runs; the price of a longer context from two contexts
-eager steps      a thin grid of rows and K, as far as SECONDS allow; what lies between and beyond is interpolated
+eager steps      a thin grid of rows and K, in rounds for SECONDS, the least of each; what lies between and beyond is
+                 interpolated
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from paceline.plan import RowPlan, SamplingPlan, StepPlan, StepResult, StepTimin
 
 SECONDS = 5.0  # for eager steps
 _RUNS = 3
+_MOST_ROUNDS = 6  # over the eager grid
 _CONTEXT = 128  # positions of a row
 _MORE_CONTEXT = 1024
 _EAGER_ROWS = (1, 8, 32, 4, 2, 16, 64, 128)  # the range first, should time be short
@@ -64,6 +66,12 @@ class _Bench:
         plan = self._plan(num_rows, k, context)
         timings = [self._run(plan).timings for _ in range(runs + 1)][1:]
         return StepTimings(*(median_low(part) for part in zip(*map(_parts, timings), strict=True)))
+
+    def least_of(self, num_rows: int, k: int, context: int, runs: int = 2) -> StepTimings:
+        """The least of each part. A first run of a shape compiles kernels, and is never the least of two."""
+        plan = self._plan(num_rows, k, context)
+        parts = [_parts(self._run(plan).timings) for _ in range(runs)]
+        return StepTimings(*map(min, zip(*parts, strict=True)))
 
     def seconds(self, num_rows: int, k: int, context: int, runs: int = _RUNS, *, lag: int = 0) -> float:
         """Of a whole step; with a lag, whose step is eager, on the host's clock."""
@@ -139,31 +147,43 @@ def _padded(bench: _Bench, sizes: list[int], draft_counts: list[int]) -> PaddedC
 
 def _ragged(bench: _Bench) -> RaggedCosts:
     context = bench.context(_CONTEXT)
-    verify: dict[tuple[int, int], float] = {}  # rows, K -> seconds
-    draft: list[tuple[float, float]] = []  # tokens read in a pass, seconds
-    deadline = bench.clock() + SECONDS
-    for rows in dict.fromkeys(min(rows, bench.max_rows) for rows in _EAGER_ROWS):
-        first = 0.0
-        for k in sorted({0, 1, bench.most}):
-            started = bench.clock()
-            if not bench.fits(rows, k) or (verify and started > deadline):
-                continue
-            timings = bench.time(rows, k, context, runs=_RUNS if started < deadline - SECONDS / 2 else 2)
-            verify[rows, k] = timings.verify + timings.accept
-            if k == 1:
-                first = timings.draft
-                draft.append((2.0 * rows, first))
-            elif k > 1 and first:
-                draft.append((float(rows), max(0.0, timings.draft - first) / (k - 1)))
+    sizes = dict.fromkeys(min(rows, bench.max_rows) for rows in _EAGER_ROWS)
+    cells = [(rows, k) for rows in sizes for k in sorted({0, 1, bench.most}) if bench.fits(rows, k)]
+    best = _least(bench, cells, context)
+    verify = {cell: timings.verify + timings.accept for cell, timings in best.items()}  # rows, K -> seconds
+    draft = [(2.0 * rows, timings.draft) for (rows, k), timings in best.items() if k == 1]  # tokens of a pass, seconds
+    draft += [
+        (float(rows), max(0.0, timings.draft - best[rows, 1].draft) / (k - 1))
+        for (rows, k), timings in best.items()
+        if k > 1
+    ]
     row_seconds = _row_seconds(verify)
     curve = Curve.through([(rows * (k + 1.0), value - rows * row_seconds) for (rows, k), value in verify.items()])
     costs = RaggedCosts(_floored(curve), Curve.through(draft or [(1.0, 0.0)]), row_seconds, float(context))
     more, rows = bench.context(_MORE_CONTEXT // 2), min(2, bench.max_rows)
-    if more > 2 * context and bench.fits(rows, 1) and bench.clock() < deadline:
-        near, far = bench.time(rows, 1, context), bench.time(rows, 1, more)
+    if more > 2 * context and bench.fits(rows, 1):
+        near, far = bench.least_of(rows, 1, context), bench.least_of(rows, 1, more)
         costs.target_position = max(0.0, (far.verify - near.verify) / (rows * (more - context)))
         costs.draft_position = max(0.0, (far.draft - near.draft) / (rows * (more - context)))
     return costs
+
+
+def _least(bench: _Bench, cells: list[tuple[int, int]], context: int) -> dict[tuple[int, int], StepTimings]:
+    """The least time of each part, in rounds over all cells as long as there is time: what others do on the machine
+    only ever makes a step longer, and a table with one slow cell in it would forbid what it stands for."""
+    best: dict[tuple[int, int], StepTimings] = {}
+    deadline = bench.clock() + SECONDS
+    for turn in range(_MOST_ROUNDS):
+        for cell in cells:
+            if bench.clock() > deadline and len(best) > 1:
+                return {cell: timings for cell, timings in best.items() if cell[1] < 2 or (cell[0], 1) in best}
+            found = bench.least_of(*cell, context, runs=2 if turn == 0 else 1)
+            best[cell] = _lesser(best[cell], found) if cell in best else found
+    return best
+
+
+def _lesser(one: StepTimings, other: StepTimings) -> StepTimings:
+    return StepTimings(*map(min, _parts(one), _parts(other)))
 
 
 def _row_seconds(verify: dict[tuple[int, int], float]) -> float:
