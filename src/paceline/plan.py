@@ -75,8 +75,6 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
                         positions below this already hold the draft's KV: they are fed for their
                         hidden state and written to the null block
     num_draft_tokens    K of this row: tokens to propose behind the last committed one
-    least_confidence    drafting ends before the first token at which the product of the draft's peaks, law by law,
-                        falls below this; 0: never. Eager steps of a draft model alone look at it
     emits               the chunk reaches the last committed token, so at least one token comes out
     num_output_tokens   tokens emitted before this step (min_tokens counts from there)
     scored_token_ids    prompt tokens behind the first len(scored_token_ids) of token_ids: their log-probabilities
@@ -98,7 +96,6 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     draft_chunk: list[int] = []
     num_draft_computed_tokens: int = 0
     num_draft_tokens: int = 0
-    least_confidence: float = 0.0
     emits: bool = True
     num_output_tokens: int = 0
     scored_token_ids: list[int] = []
@@ -144,8 +141,6 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     output_token_ids    accepted drafts and then the recovered or bonus token; empty if not emits
     num_accepted        0..num_drafted, never counts the recovered or bonus token
     num_drafted         drafts really proposed (a proposer may find fewer than the plan allows)
-    confidences         where the plan gave a least_confidence: the product so far, by place, of every draft and of the
-                        one before which the row ended, if it did
     logprobs            one entry a token of output_token_ids, if asked for
     prompt_logprobs     one entry a token of the plan's scored_token_ids
     error               the row failed (NaN logits, nothing left to sample): its request ends with this
@@ -157,7 +152,6 @@ class RowResult(msgspec.Struct, frozen=True, kw_only=True):
     output_token_ids: list[int] = []
     num_accepted: int = 0
     num_drafted: int = 0
-    confidences: list[float] = []
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] = []
     error: str | None = None

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.engine.acceptance_estimates import AcceptanceEstimates
-from paceline.engine.early_stop import EarlyStop
 from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain
 from paceline.engine.statistics import SpeculationChoices
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
@@ -69,12 +68,6 @@ class Outcome:
     num_drafted: int
     num_accepted: int
     positions: int
-    confidences: Seq[float] = ()
-
-    @property
-    def num_passes(self) -> int:
-        """Of the draft, over this row: one a draft, and one that ended it early."""
-        return max(self.num_drafted, len(self.confidences))
 
 
 class SpeculationController:
@@ -83,8 +76,6 @@ class SpeculationController:
         self.costs = costs
         self.counts = SpeculationChoices(steps_by_k=[0] * (most + 1))
         self.estimates = AcceptanceEstimates(most)
-        self.early_stop = EarlyStop(most)
-        self.least_confidence = 0.0  # of a draft in the next step
         self._most = most
         self._k = 0  # of the last decision
         self._decided: dict[int, int] = {}
@@ -117,7 +108,6 @@ class SpeculationController:
         """Choose the drafts of a step with these decoding rows; `others`: tokens that other rows read in it."""
         self._expected = None
         self._decided = {}
-        self.least_confidence = 0.0
         if not any(row.most for row in rows):
             return
         if self._may_sleep_on(rows):
@@ -135,10 +125,6 @@ class SpeculationController:
         elif self._rest is not None:
             self._end_rest()
         if isinstance(self.costs, RaggedCosts) and self._rest is None:
-            shares = self.early_stop.shares()
-            num_drafts = sum(sum(shares[:count]) for count in choice.counts)
-            seconds = self.costs.draft_row_seconds(len(rows), num_drafts)
-            self.least_confidence = self.early_stop.floor(choice.rate, seconds)
             choice = self._probe_rows(rows, choice)
         self._k = max(choice.counts)
         self._expected = choice
@@ -165,7 +151,7 @@ class SpeculationController:
 
     def _best(self, rows: Seq[DraftingRow], survivals: Seq[Seq[float]], others: int) -> Choice:
         if isinstance(self.costs, RaggedCosts):
-            best = best_ragged(rows, survivals, self.costs, others=others, shares=self.early_stop.shares())
+            best = best_ragged(rows, survivals, self.costs, others=others)
             nobody = plain(rows, self.costs, others)
             return nobody if self._rest is not None and best.rate < _BETTER * nobody.rate else best
         choices = padded_choices(rows, survivals, self.costs, self._most)
@@ -281,20 +267,16 @@ class SpeculationController:
         judged_together = self._judges_together(len(outcomes))
         for outcome in outcomes:
             seq_id = None if judged_together else outcome.seq_id
-            self.estimates.record(seq_id, outcome.num_passes, outcome.num_accepted)
-            self.early_stop.record(outcome.planned, outcome.num_accepted, outcome.num_drafted, outcome.confidences)
+            self.estimates.record(seq_id, outcome.num_drafted, outcome.num_accepted)
             self._wins_and_passes[0] += outcome.num_accepted > 0
             self._wins_and_passes[1] += outcome.num_drafted > 0
         self.estimates.end_step()
-        self.early_stop.end_step()
         num_drafted = sum(outcome.num_drafted for outcome in outcomes)
         self._count(outcomes, expected, draft_seconds + other_seconds)
         if is_typical and outcomes and captured == isinstance(self.costs, PaddedCosts):
-            is_ragged = isinstance(self.costs, RaggedCosts) and any(outcome.confidences for outcome in outcomes)
-            drafts = [outcome.num_drafted if is_ragged else outcome.planned for outcome in outcomes]
-            passes = [outcome.num_passes if is_ragged else outcome.planned for outcome in outcomes]
+            planned = [outcome.planned for outcome in outcomes]
             positions = sum(outcome.positions for outcome in outcomes)
-            self.costs.refresh(drafts, positions, draft_seconds, other_seconds, passes)
+            self.costs.refresh(planned, positions, draft_seconds, other_seconds)
         self._age_rest(num_drafted > 0)
         self._age_row_rests(outcomes)
 

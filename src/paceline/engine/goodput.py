@@ -84,18 +84,9 @@ def padded_choices(
 
 
 def best_ragged(
-    rows: Seq[DraftingRow],
-    survivals: Seq[Seq[float]],
-    costs: RaggedCosts,
-    *,
-    others: int = 0,
-    lagging: bool = True,
-    shares: Seq[float] = (),
+    rows: Seq[DraftingRow], survivals: Seq[Seq[float]], costs: RaggedCosts, *, others: int = 0, lagging: bool = True
 ) -> Choice:
-    """The best set of drafts; `plain` if no draft pays. `others`: tokens of rows that prefill in the same step.
-
-    `shares`: by place, of the rows that may draft so far, how many do (the others end early, and cost less).
-    """
+    """The best set of drafts; `plain` if no draft pays. `others`: tokens of rows that prefill in the same step."""
     entries = sorted(
         (
             (not row.is_fixed, -survivals[index][place], place, index)
@@ -104,7 +95,7 @@ def best_ragged(
         )
     )
     fixed = sum(row.most for row in rows if row.is_fixed)
-    scan = _Scan(rows, costs, others, lagging=lagging, num_drafts=len(entries), shares=shares)
+    scan = _Scan(rows, costs, others, lagging=lagging, num_drafts=len(entries))
     least = max((row.most for row in rows if row.is_fixed), default=0)
     deepest = max((row.most for row in rows), default=0)
     found = [scan.best(entries, depth, fixed) for depth in range(max(1, least), deepest + 1)]
@@ -115,21 +106,12 @@ class _Scan:
     """Adds drafts one by one and keeps the step's cost up to date. Costs are looked up once a size."""
 
     def __init__(
-        self,
-        rows: Seq[DraftingRow],
-        costs: RaggedCosts,
-        others: int,
-        *,
-        lagging: bool,
-        num_drafts: int,
-        shares: Seq[float],
+        self, rows: Seq[DraftingRow], costs: RaggedCosts, others: int, *, lagging: bool, num_drafts: int
     ) -> None:
         positions, count = sum(row.positions for row in rows), len(rows)
         self._rows = rows
         self._verify = [costs.verifying(count, others + more, positions) for more in range(num_drafts + 1)]
-        most = max((row.most for row in rows), default=0)
-        self._shares = [*shares, *[1.0] * (most - len(shares))]
-        self._passes = [_pass_seconds(costs, count, place, self._shares) for place in range(most)]
+        self._draft = [0.0, *(costs.draft(size) for size in range(1, 2 * count + 1))]
         self._lag = [0.0] * count
         if lagging:
             self._lag = [
@@ -138,36 +120,26 @@ class _Scan:
 
     def best(self, entries: Seq[tuple[bool, float, int, int]], depth: int, fixed: int) -> Choice:
         """The best prefix of `entries` (.., -S, place, row), leaving out places from `depth` on; at least `fixed`."""
-        passes, verify, lag, shares = self._passes, self._verify, self._lag, self._shares
+        draft, verify, lag = self._draft, self._verify, self._lag
         active = [0] * depth
-        tokens, drafting, verified, taken = float(len(self._rows)), 0.0, 0.0, 0
+        tokens, drafting, taken = float(len(self._rows)), 0.0, 0
         best_rate, best_taken, best = 0.0 if fixed else tokens / verify[0], 0, (tokens, verify[0])
         order: list[int] = []
         for _, lost, place, row in entries:
             if place >= depth:
                 continue
-            drafting += passes[place][active[place] + 1] - passes[place][active[place]]
+            reads = 2 if place == 0 else 1
+            drafting += draft[reads * (active[place] + 1)] - draft[reads * active[place]]
             if place == 0:
                 drafting += lag[row]
             active[place] += 1
             taken += 1
-            verified += shares[place]
             tokens -= lost  # -S
             order.append(row)
-            seconds = verify[round(verified)] + drafting
+            seconds = verify[taken] + drafting
             if taken >= fixed and tokens > best_rate * seconds:
                 best_rate, best_taken, best = tokens / seconds, taken, (tokens, seconds)
         counts = [0] * len(self._rows)
         for row in order[:best_taken]:
             counts[row] += 1
         return Choice(counts, *best)
-
-
-def _pass_seconds(costs: RaggedCosts, count: int, place: int, shares: Seq[float]) -> list[float]:
-    """Of the draft's pass at a place, by the rows that may draft there; the first pass reads two tokens a row.
-
-    Of n rows that may, each gets so far with probability s: the pass is run if any does, over n·s of them.
-    """
-    reads, s = (2, 1.0) if place == 0 else (1, shares[place - 1])
-    sizes = range(1, count + 1)
-    return [0.0, *((1.0 - (1.0 - s) ** n) * costs.draft(reads * max(1.0, n * s)) for n in sizes)]

@@ -298,10 +298,6 @@ class Scheduler:
             return 0
         return self._wanted_drafts(sequence)
 
-    def _least_confidence(self, sequence: Sequence) -> float:
-        """A seed of its own must give one text under every load."""
-        return self._chooser.least_confidence if self._chooser is not None and not sequence.has_own_seed else 0.0
-
     def _row(self, sequence: Sequence, end: int, drafts: int, budget: _Budget) -> RowPlan:
         start = sequence.num_computed_tokens
         scored = sequence.prompt_token_ids[start + 1 : end + 1] if sequence.wants_prompt_logprobs else []
@@ -318,7 +314,6 @@ class Scheduler:
             draft_chunk=sequence.token_ids[draft_start:draft_end],
             num_draft_computed_tokens=sequence.num_draft_computed_tokens,
             num_draft_tokens=drafts,
-            least_confidence=self._least_confidence(sequence) if drafts else 0.0,
             emits=end == sequence.num_tokens,
             num_output_tokens=sequence.num_output_tokens,
             scored_token_ids=scored,
@@ -399,14 +394,7 @@ class Scheduler:
         """The controller learns from rows that decoded. Its costs, from steps of nothing else, none of them late."""
         plans = [in_flight[row.seq_id][1] for row in result.rows]
         outcomes = [
-            Outcome(
-                row.seq_id,
-                plan.num_draft_tokens,
-                row.num_drafted,
-                row.num_accepted,
-                plan.num_committed_tokens,
-                row.confidences,
-            )
+            Outcome(row.seq_id, plan.num_draft_tokens, row.num_drafted, row.num_accepted, plan.num_committed_tokens)
             for row, plan in zip(result.rows, plans, strict=True)
             if row.output_token_ids and len(plan.token_ids) == 1
         ]

@@ -125,14 +125,7 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
         """Seconds before drafts that lag by `tokens` in all can go on."""
         return self.resume_seconds + tokens * self.resume_token if tokens else 0.0
 
-    def refresh(
-        self,
-        counts: Seq[int],
-        positions: float,
-        draft_seconds: float,
-        other_seconds: float,
-        passes: Seq[int] | None = None,
-    ) -> None:
+    def refresh(self, counts: Seq[int], positions: float, draft_seconds: float, other_seconds: float) -> None:
         """One captured step with these drafts a row took so long."""
         k = max(counts, default=0)
         size, column = self._cell(len(counts), k)
@@ -172,22 +165,10 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
             return 0.0
         return self.draft(2 * active[0] + lag) + sum(self.draft(rows) for rows in active[1:] if rows)
 
-    def draft_row_seconds(self, num_rows: int, num_drafts: float) -> float:
-        """One more draft in the target's pass, on average over the first `num_drafts` of `num_rows` rows."""
-        return (self.verify(num_rows + num_drafts) - self.verify(num_rows)) / num_drafts if num_drafts else 0.0
-
-    def refresh(
-        self,
-        counts: Seq[int],
-        positions: float,
-        draft_seconds: float,
-        other_seconds: float,
-        passes: Seq[int] | None = None,
-    ) -> None:
-        """One step of decoding rows took so long; `other_seconds`: without the draft's passes. `passes`: those of the
-        draft over each row, where there were more than drafts."""
-        active = active_rows(passes if passes is not None else counts)
-        tokens, expected = len(counts) + sum(counts), self.verifying(len(counts), sum(counts), positions)
+    def refresh(self, counts: Seq[int], positions: float, draft_seconds: float, other_seconds: float) -> None:
+        """One step of decoding rows took so long; `other_seconds`: without the draft's passes."""
+        active = active_rows(counts)
+        tokens, expected = len(counts) + sum(counts), self.verifying(len(counts), sum(active), positions)
         _scale(self.verify, tokens, self.refresher.correction(expected, other_seconds))
         if active and draft_seconds > 0.0:
             correction = self.refresher.correction(self.drafting(active), draft_seconds)

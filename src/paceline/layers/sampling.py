@@ -35,8 +35,6 @@ class Law:
     argmax       [B, P] int64
     random_rows  [Br] int64: rows with temperature > 0
     probs        [Br, P, V] float32, of those rows in that order; None if there are none
-    peaks        [B, P] float32: the probability of the likeliest token, of a greedy row at temperature 1; None unless
-                 asked for
     valid        [B, P] bool: False where the logits are NaN or infinite, or nothing is left to sample
     """
 
@@ -44,19 +42,6 @@ class Law:
     random_rows: Tensor
     probs: Tensor | None
     valid: Tensor
-    peaks: Tensor | None = None
-
-    def select(self, rows: list[int]) -> Law:
-        """Of some rows [S], in ascending order."""
-        place = {row: index for index, row in enumerate(self.random_rows.tolist())}
-        drawn = [index for index, row in enumerate(rows) if row in place]
-        return Law(
-            argmax=self.argmax[rows],
-            random_rows=torch.tensor(drawn, dtype=torch.int64, device=self.argmax.device),
-            probs=self.probs[[place[rows[index]] for index in drawn]] if self.probs is not None and drawn else None,
-            valid=self.valid[rows],
-            peaks=self.peaks[rows] if self.peaks is not None else None,
-        )
 
     def of(self, token_ids: Tensor) -> Tensor:
         """Probability of token_ids [B, P'] at the first P' places; float32 [B, P']. Padding (-1) gets 0."""
@@ -128,7 +113,7 @@ class SamplingBatch:
         """How many of a row's drafts, from the first on, its grammar follows; all of them without a grammar."""
         return self._restrictions.num_legal(row, drafts)
 
-    def law(self, logits: Tensor, drafts: Tensor, first_place: int = 0, *, with_peaks: bool = False) -> Law:
+    def law(self, logits: Tensor, drafts: Tensor, first_place: int = 0) -> Law:
         """The laws of logits [B, P, V] float32 at places first_place .. first_place+P-1.
 
         Place i follows the row's committed tokens and drafts[b, :i]: `drafts` [B, D] int64 with D >= first_place+P-1
@@ -141,16 +126,7 @@ class SamplingBatch:
         if self._random_plans:
             rows = logits if len(self._random_plans) == len(self._rows) else logits[self.random_rows]
             probs = _probs(rows, self._random_plans)
-        peaks = self._peaks(logits, best, probs) if with_peaks else None
-        return Law(argmax=argmax, random_rows=self.random_rows, probs=probs, valid=best.isfinite(), peaks=peaks)
-
-    def _peaks(self, logits: Tensor, best: Tensor, probs: Tensor | None) -> Tensor:
-        if probs is not None and len(self._random_plans) == len(self._rows):
-            return probs.amax(-1)
-        peaks = torch.exp(best - logits.logsumexp(-1))
-        if probs is not None:
-            peaks[self.random_rows] = probs.amax(-1)
-        return peaks
+        return Law(argmax=argmax, random_rows=self.random_rows, probs=probs, valid=best.isfinite())
 
 
 def _probs(logits: Tensor, plans: Seq[SamplingPlan]) -> Tensor:

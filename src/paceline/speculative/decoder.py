@@ -137,8 +137,7 @@ class SpeculativeDecoder:
         packed = torch.cat(
             [outcome.num_accepted[:, None], outcome.valid[:, None].to(torch.int64), outcome.output_token_ids], dim=1
         ).tolist()  # the step's one device-to-host copy of tokens
-        confidences = proposal.confidences or [[]] * len(proposal.num_drafted)
-        emitted = zip(packed, proposal.num_drafted, verified.places, confidences, strict=True)
+        emitted = zip(packed, proposal.num_drafted, verified.places, strict=True)
         results = []
         for row, good, scored in zip(plan.rows, verified.finite, verified.scored_rows(plan), strict=True):
             result = _emitted(row, *next(emitted), finite=good) if row.emits else _silent(row, finite=good)
@@ -156,9 +155,7 @@ def _silent(row: RowPlan, *, finite: bool) -> RowResult:
     return RowResult(seq_id=row.seq_id, error=None if finite else NOT_FINITE)
 
 
-def _emitted(
-    row: RowPlan, packed: list[int], num_drafted: int, logits: Tensor, confidences: list[float], *, finite: bool
-) -> RowResult:
+def _emitted(row: RowPlan, packed: list[int], num_drafted: int, logits: Tensor, *, finite: bool) -> RowResult:
     """packed: num_accepted, is the last token's law valid, output tokens; logits [K+1, V] are raw."""
     num_accepted, valid, *tokens = packed
     output = tokens[: num_accepted + 1]
@@ -168,7 +165,6 @@ def _emitted(
         output_token_ids=output,
         num_accepted=num_accepted,
         num_drafted=num_drafted,
-        confidences=confidences,
         logprobs=token_logprobs(logits, output, row.sampling.num_logprobs),
         error=error,
         is_refusal=error == NOTHING_LEFT,

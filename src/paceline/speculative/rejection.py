@@ -14,7 +14,7 @@ is drawn from p at place K. The emitted tokens then have exactly the target's la
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,14 +31,12 @@ class Proposal:
     draft_probs      [Br, K, V] float32: the laws drawn from, for the rows drawn at random (in the order of
                      the target law's random_rows); None: every token is the argmax of its law (one-hot q)
     failed           sequences whose draft gave NaN, emitting or not; they propose nothing
-    confidences      [B] lists, or empty: of rows that may end early, the draft's confidence by place (see plan.py)
     """
 
     draft_token_ids: Tensor
     num_drafted: list[int]
     draft_probs: Tensor | None = None
     failed: frozenset[int] = frozenset()
-    confidences: list[list[float]] = field(default_factory=list)
 
     @property
     def num_speculative_tokens(self) -> int:

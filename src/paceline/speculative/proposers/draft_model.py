@@ -6,10 +6,6 @@ where the draft has fallen behind. Each later pass reads the token just drawn. T
 read: the draft's watermark then lags one behind the target's, and the next first pass makes up for it.
 
 The law drawn from is kept as it was used, so the ratio sees the same bits.
-
-A row may end early, before a token that the draft is not sure of (RowPlan.least_confidence). That looks at the law to
-draw from and at tokens drawn before, never at the token that would be drawn: whether a place has a draft is settled by
-its prefix, and the emitted tokens keep the target's law.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.layers.random import Purpose
-from paceline.layers.sampling import Law, SamplingBatch, draw
+from paceline.layers.sampling import SamplingBatch, draw
 from paceline.plan import RowPlan, StepPlan
 from paceline.runner import batch_inputs
 from paceline.runner.model_runner import ModelRunner
@@ -42,11 +38,11 @@ class DraftModelProposer:
         draft = _Draft(rows, num_drafts, sampling, self._vocab_size)
         active = draft.rows_at(0)
         for step in range(max(num_drafts, default=0)):
-            drawn, tokens = draft.take(step, active, logits[:, : self._vocab_size])
-            active = [row for row in drawn if num_drafts[row] > step + 1]
-            if not active:
-                break
-            logits = self._read_tokens([rows[row] for row in active], step, tokens[_places(drawn, active)])
+            tokens = draft.take(step, active, logits[:, : self._vocab_size])
+            after = draft.rows_at(step + 1)
+            if after:
+                logits = self._read_tokens([rows[row] for row in after], step, tokens[_places(active, after)])
+            active = after
         return draft.proposal(failed)
 
     def _read_chunks(self, readers: list[RowPlan]) -> tuple[Tensor, set[int]]:
@@ -66,34 +62,22 @@ class _Draft:
 
     def __init__(self, rows: list[RowPlan], num_drafts: list[int], sampling: SamplingBatch, vocab_size: int) -> None:
         self._rows = rows
-        self._num_drafts = list(num_drafts)
+        self._num_drafts = num_drafts
         self._sampling = sampling
         width, device = max(num_drafts, default=0), sampling.device
         self._token_ids = torch.full((len(rows), width), -1, dtype=torch.int64, device=device)
         self._finite = torch.ones((len(rows), width), dtype=torch.bool, device=device)
         self._has_law = torch.ones((len(rows), width), dtype=torch.bool, device=device)
-        self._least = [row.least_confidence for row in rows]
-        self._stops_early = any(self._least)
-        self._confidences: list[list[float]] = [[] for _ in rows]
         self._random_row = {row: place for place, row in enumerate(sampling.random_rows.tolist())}
         self._probs = torch.zeros((len(self._random_row), width, vocab_size), device=device)
 
     def rows_at(self, step: int) -> list[int]:
         return [row for row, count in enumerate(self._num_drafts) if count > step]
 
-    def take(self, step: int, active: list[int], logits: Tensor) -> tuple[list[int], Tensor]:
-        """Draw column `step` for the active rows from logits [A, V]; returns the rows that did not end before it, and
-        their tokens."""
+    def take(self, step: int, active: list[int], logits: Tensor) -> Tensor:
+        """Draw column `step` for the active rows from logits [A, V]; returns their tokens [A]."""
         sampling = self._sampling.select(active)
-        drafts = self._token_ids[active, :step]
-        law = sampling.law(logits.unsqueeze(1), drafts, first_place=step, with_peaks=self._stops_early)
-        self._finite[active, step] = logits.amax(-1).isfinite()  # minus infinity: not in a reduced head
-        sure = self._sure(active, law)
-        if len(sure) < len(active):
-            active = [active[place] for place in sure]
-            if not active:
-                return [], law.argmax[:0, 0]
-            sampling, law = self._sampling.select(active), law.select(sure)
+        law = sampling.law(logits.unsqueeze(1), self._token_ids[active, :step], first_place=step)
         tokens = law.argmax[:, 0].clone()
         if law.probs is not None:
             drawn = law.random_rows
@@ -103,22 +87,8 @@ class _Draft:
             self._probs[places, step] = law.probs[:, 0]
         self._token_ids[active, step] = tokens
         self._has_law[active, step] = law.valid[:, 0]
-        return active, tokens
-
-    def _sure(self, active: list[int], law: Law) -> list[int]:
-        """Which of the active rows, by their place, draw one more token."""
-        if law.peaks is None:
-            return list(range(len(active)))
-        sure = []
-        for place, (row, peak) in enumerate(zip(active, law.peaks[:, 0].tolist(), strict=True)):
-            if self._least[row]:
-                before = self._confidences[row][-1] if self._confidences[row] else 1.0
-                self._confidences[row].append(before * peak)
-                if not before * peak >= self._least[row]:  # also where a draft gave NaN
-                    self._num_drafts[row] = len(self._confidences[row]) - 1
-                    continue
-            sure.append(place)
-        return sure
+        self._finite[active, step] = logits.amax(-1).isfinite()  # minus infinity: not in a reduced head
+        return tokens
 
     def proposal(self, failed: set[int]) -> Proposal:
         """Rows whose draft went bad propose nothing; where restrictions leave no token the drafts of a row end."""
@@ -135,7 +105,7 @@ class _Draft:
             ends = torch.tensor(num_drafted, device=token_ids.device)[:, None]
             token_ids = token_ids.masked_fill(torch.arange(width, device=token_ids.device) >= ends, -1)
         probs = self._probs[:, :width] if self._random_row else None
-        return Proposal(token_ids, num_drafted, probs, frozenset(failed), self._confidences)
+        return Proposal(token_ids, num_drafted, probs, frozenset(failed))
 
 
 def _places(active: list[int], after: list[int]) -> list[int]:
