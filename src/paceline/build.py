@@ -39,7 +39,7 @@ def assemble_engine(config: EngineConfig, tokenizer: Tokenizer | None, *, shared
         return Engine(config, executor, None, costs=_costs(config, executor))
     store = GrammarStore(tokenizer, config.model.eos_token_ids)
     grammars = GrammarService(store, Sandbox() if shared else None)
-    executor = make_executor(config, store)
+    executor = make_executor(config, store, compiles=shared)
     return Engine(config, executor, tokenizer, grammars=grammars, emits_text=not shared, costs=_costs(config, executor))
 
 

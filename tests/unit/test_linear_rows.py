@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.layers.linear import Linear, padded_rows
+from paceline.layers.linear import Linear, padded_rows, product_sizes
 
 
 def test_a_server_that_meets_every_number_of_rows_compiles_few_products() -> None:
@@ -29,3 +29,15 @@ def test_padding_is_not_seen(rows: int, with_bias: bool) -> None:
     assert found.shape == (rows, 48)
     alone = torch.cat([linear(row[None]) for row in x])
     assert torch.equal(found, alone)
+
+
+def test_compiling_covers_every_size_that_a_step_can_have() -> None:
+    sizes = product_sizes(512)
+    assert {padded_rows(rows) for rows in range(1, 513)} == set(sizes)
+    assert sizes[0] == 1
+    linear = Linear(torch.randn(48, 32), torch.randn(48))
+    linear.compile(4)  # not packed: nothing to do
+    linear.pack()
+    for rows in sizes:
+        linear.compile(rows)
+    assert linear(torch.ones(1, 32)).shape == (1, 48)

@@ -38,7 +38,7 @@ _EXPECTED_ROWS = 8  # the packed layout is chosen for this many; others work wit
 
 
 class Linear:
-    __slots__ = ("_num_weights", "_packed", "bias", "group", "out_dtype", "weight", "weight_scale")
+    __slots__ = ("_packed", "_shape", "bias", "group", "out_dtype", "weight", "weight_scale")
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Linear:
         self.weight_scale = weight_scale  # [n] float32 of an FP8 weight
         self.out_dtype = out_dtype or weight.dtype  # of an FP8 product; others have their input's
         self.group = group  # of ranks that each hold some of the inputs, whose products are added
-        self._num_weights = weight.numel()  # pack() drops the weight
+        self._shape = weight.shape  # pack() drops the weight
         self._packed: Tensor | None = None
 
     def pack(self) -> None:
@@ -88,7 +88,12 @@ class Linear:
 
     @property
     def num_weights(self) -> int:
-        return self._num_weights
+        return self._shape.numel()
+
+    def compile(self, num_rows: int) -> None:
+        """Have oneDNN's program for products of so many rows; other weights of this shape then have it as well."""
+        if self._packed is not None:
+            _packed_product(torch.zeros(num_rows, self._shape[1], dtype=self.out_dtype), self._packed, self.bias)
 
     @property
     def num_bytes(self) -> int:
@@ -133,6 +138,11 @@ def _packed_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
         x = functional.pad(x, (0, 0, 0, padded - num_rows))
     product: Tensor = operator(x, packed, bias, "none", [], "")
     return product[:num_rows]
+
+
+def product_sizes(most_rows: int) -> list[int]:
+    """The numbers of rows that packed products of up to `most_rows` rows are computed with."""
+    return sorted({padded_rows(rows) for rows in range(1, most_rows + 1)})
 
 
 def padded_rows(num_rows: int) -> int:

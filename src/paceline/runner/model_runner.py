@@ -22,7 +22,7 @@ from torch import Tensor
 
 from paceline.config import ModelConfig
 from paceline.distributed.group import ALONE, Group
-from paceline.layers.linear import has_fp8_products
+from paceline.layers.linear import has_fp8_products, product_sizes
 from paceline.layers.threads import is_small, mean_weight, one_thread
 from paceline.models import fused
 from paceline.models.architecture import Architecture, read_architecture
@@ -132,6 +132,19 @@ class ModelRunner:
     def forward_paged(self, batch: PagedBatch) -> Tensor:
         """Final hidden states [T, hidden_size] by the fused forward; fit for capture."""
         return fused.forward(self.model, batch, self.pool.layers)
+
+    @torch.inference_mode()
+    def compile(self, max_tokens: int, max_logits: int) -> None:
+        """Compile on a CPU what a step of up to `max_tokens` tokens and `max_logits` rows of logits will want: later
+        it would take memory and milliseconds from a server that is at work."""
+        if self.device.type != "cpu":
+            return
+        for rows in product_sizes(max_tokens):
+            with one_thread(is_small(self._weights, self._bytes, rows)):
+                for linear in self.model.layers[0].linears:  # those of other layers have the same shapes
+                    linear.compile(rows)
+        for rows in product_sizes(max_logits):
+            self.model.head.compile(rows)
 
     @property
     def max_positions(self) -> int:

@@ -42,8 +42,10 @@ class InProcessExecutor:
         """Nothing outlives the object."""
 
 
-def make_executor(config: EngineConfig, grammars: GrammarStore | None = None) -> Executor:
+def make_executor(config: EngineConfig, grammars: GrammarStore | None = None, *, compiles: bool = False) -> Executor:
     """Load the models and plan the memory; without `grammars` no request may have one.
+
+    `compiles`: on a CPU, whatever will be compiled is compiled now; a server's memory is flat from then on.
 
     Raises ConfigurationError for what cannot run here.
     """
@@ -51,4 +53,7 @@ def make_executor(config: EngineConfig, grammars: GrammarStore | None = None) ->
         from paceline.worker.parallel_executor import ParallelExecutor
 
         return ParallelExecutor(config, grammars)
-    return InProcessExecutor(Worker(config, grammars), config.cache.block_size)
+    worker = Worker(config, grammars)
+    if compiles:
+        worker.compile()
+    return InProcessExecutor(worker, config.cache.block_size)

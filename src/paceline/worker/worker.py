@@ -63,6 +63,14 @@ class Worker:
                 torch.cuda.empty_cache()  # each graph's trial run left segments of its own size behind
         self._done: StepResult | None = None  # of an eager step, which is over when it is submitted
 
+    def compile(self) -> None:
+        """On a CPU, what steps will want of every size, before there is a request."""
+        limits = self._config.scheduler
+        num_logits = min(limits.max_num_seqs * (self._config.num_speculative_tokens + 1), limits.max_num_batched_tokens)
+        for runner in (self.target, self.draft):
+            if runner is not None:
+                runner.compile(limits.max_num_batched_tokens, num_logits)
+
     def submit(self, plan: StepPlan) -> None:
         """Start a step: captured if it can be, else here and now."""
         if self.captured is not None and self.captured.takes(plan):
