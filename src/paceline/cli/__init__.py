@@ -7,9 +7,14 @@ with 130.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sys
 
 from paceline.errors import EngineDeadError, PacelineError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, or of what the output goes to
 
 
 def main() -> None:
@@ -22,8 +27,26 @@ def main() -> None:
     except PacelineError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]Error:[/] {_escaped(str(error))}", soft_wrap=True)
         sys.exit(1 if isinstance(error, EngineDeadError) else 2)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        Console(stderr=True, highlight=False).print(
+            f"[bold red]Error:[/] Cannot write{_escaped(f' {error.filename}' if error.filename else '')}: "
+            f"{error.strerror}.",
+            soft_wrap=True,
+        )
+        _drop_output()
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _drop_output() -> None:
+    """What is left in the buffer would be tried again, and fail again, when Python ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _escaped(text: str) -> str:
