@@ -252,7 +252,7 @@ def test_all_that_is_wrong_is_one_message(monkeypatch: pytest.MonkeyPatch, capsy
     assert f"{len(wanted)} problems" in told
 
 
-@pytest.mark.parametrize("name", ["", " ", "a\n"])
+@pytest.mark.parametrize("name", ["", " ", "a\n", "-x"])
 def test_a_name_to_serve_under_is_a_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:

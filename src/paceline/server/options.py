@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.arguments.served_names import wrong_served_name
 from paceline.logs import LogOptions
 from paceline.server.access.options import MAX_SECONDS, AccessOptions
 
@@ -29,7 +30,8 @@ def check_server_options(options: ServerOptions, problems: list[str]) -> None:
         if not least <= seconds <= MAX_SECONDS:
             problems.append(f"{flag} must be from {least} to {MAX_SECONDS} seconds, not {seconds:g}.")
     names = options.served_model_names
-    if not all(name.strip() and name.isprintable() for name in names):
-        problems.append("--served-model-name must be a name: not empty, and without control characters.")
+    problems += [
+        f"--served-model-name {wrong}." for wrong in dict.fromkeys(map(wrong_served_name, names)) if wrong is not None
+    ]
     for name in sorted({name for name in names if names.count(name) > 1}):
         problems.append(f"--served-model-name '{name}' is given more than once; give each name once.")
