@@ -7,8 +7,12 @@ facts of an installed vLLM come from `probe.ask`; `serve.py` starts, watches and
 See docs/vllm-runtime.md.
 """
 
-from paceline.runtimes.vllm.command import Launcher, VllmCommand
+from paceline.runtimes.vllm.command import GPU_FACTORS, OF_SEVERAL, Launcher, VllmCommand
 from paceline.runtimes.vllm.facts import DEFAULT_VERSION, VllmFacts, facts_of
+from paceline.runtimes.vllm.speculation import removed_option
 from paceline.runtimes.vllm.translate import translate
 
-__all__ = ["DEFAULT_VERSION", "Launcher", "VllmCommand", "VllmFacts", "facts_of", "translate"]
+__all__ = [
+    "DEFAULT_VERSION", "GPU_FACTORS", "OF_SEVERAL", "Launcher", "VllmCommand", "VllmFacts", "facts_of",
+    "removed_option", "translate",
+]  # fmt: skip

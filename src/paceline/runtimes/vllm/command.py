@@ -10,8 +10,14 @@ from dataclasses import dataclass, field
 
 Option = tuple[str, tuple[str, ...]]  # name without dashes; its values, none for an option that is on or off
 # Sizes that multiply; decode-context-parallel ranks are among the tensor-parallel ones.
-_GPU_FACTORS = (
+GPU_FACTORS = (
     "tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size", "data-parallel-size",
+)  # fmt: skip
+# Given to a command that is one of several, on as many machines or in as many pods.
+OF_SEVERAL = (
+    "node-rank", "headless", "data-parallel-rank", "data-parallel-start-rank", "data-parallel-size-local",
+    "data-parallel-address", "data-parallel-external-lb", "data-parallel-hybrid-lb",
+    "data-parallel-multi-port-external-lb",
 )  # fmt: skip
 
 
@@ -53,7 +59,7 @@ class VllmCommand:
 
         On a CPU build the same number counts processes. A `--config` file is not read.
         """
-        return math.prod(int(self.value(name) or 1) for name in _GPU_FACTORS)
+        return math.prod(int(self.value(name) or 1) for name in GPU_FACTORS)
 
     @property
     def num_nodes(self) -> int:

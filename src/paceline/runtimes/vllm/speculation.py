@@ -14,6 +14,7 @@ from paceline.arguments.fields import LEGACY
 from paceline.errors import did_you_mean
 from paceline.runtimes.vllm import tables
 from paceline.runtimes.vllm.facts import VllmFacts, known_since
+from paceline.runtimes.vllm.gone import GONE
 
 SpeculativeConfig = dict[str, Any]
 
@@ -68,6 +69,17 @@ def speculative_config(
         if name not in facts.speculative_fields:
             problems.append(_no_field(name, facts))
     return {name: value for name, value in config.items() if value is not None}
+
+
+def removed_option(name: str, facts: VllmFacts) -> str | None:
+    """What to do instead of an option that vLLM once had, as the end of a sentence; None for any other.
+
+    `name` without dashes in front.
+    """
+    argument = name.replace("-", "_")
+    if argument in GONE and not facts.has_flag(name):
+        return GONE[argument][0]
+    return "use --speculative-config '{\"model\": …}'" if argument in FLAT else None
 
 
 def is_flat(name: str) -> bool:
