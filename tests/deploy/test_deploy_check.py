@@ -20,6 +20,8 @@ from paceline.deploy.check import builtin, check_files
 from paceline.deploy.check.crds import CrdSchemas, unknown_fields, with_defaults
 from paceline.deploy.check.server import server_dry_run
 from paceline.errors import ConfigurationError
+from paceline.runtimes.vllm.gone import GONE
+from paceline.runtimes.vllm.speculation import FLAT
 
 Json = dict[str, Any]
 Change = Callable[[Json], Any]
@@ -78,6 +80,34 @@ def test_rules_over_pods(change: Callable[[Json, Json], Any], message: str, tmp_
     assert not found(tmp_path, whole)
     change(pod, container)
     assert any(message in line for line in found(tmp_path, whole))
+
+
+@pytest.mark.parametrize(
+    ("args", "used"),
+    [
+        (["--tensor-parallel-size", "4"], None),
+        (["--tensor-parallel-size", "2"], 2),
+        (["--tensor-parallel-size=8"], 8),
+        (["-tp", "4", "-pp", "2"], 8),
+        (["--tensor_parallel_size", "2", "--pipeline-parallel-size", "2"], None),
+        (["--tensor-parallel-size", "8", "--distributed-executor-backend", "ray"], None),
+        (["--tensor-parallel-size", "8", "--nnodes", "2"], None),
+        (["--tensor-parallel-size", "$(TP)"], None),
+        ([], None),
+    ],
+)
+def test_gpus_that_a_command_uses(args: list[str], used: int | None, tmp_path: Path) -> None:
+    whole, _, container = deployment()
+    container.update(command=["vllm", "serve", "/mnt/models"], args=args)
+    lines = [line for line in found(tmp_path, whole) if "the command makes" in line]
+    assert len(lines) == (used is not None)
+    assert all(line.startswith("error") and f"the server use {used}." in line for line in lines)
+
+
+@pytest.mark.parametrize("spec", [None, {}, {"template": None}, {"template": {"spec": {"containers": []}}}])
+def test_a_deployment_of_nothing(spec: Any, tmp_path: Path) -> None:
+    whole, _, _ = deployment()
+    assert "error $.spec.template.spec: has no containers." in found(tmp_path, {**whole, "spec": spec})
 
 
 def test_a_digest_is_a_version(tmp_path: Path) -> None:
@@ -163,6 +193,11 @@ WEBHOOKS: list[tuple[Json, str | None]] = [
         llm(lambda s: env(s, "VLLM_ADDITIONAL_ARGS").update(value="--speculative-model x --num-speculative-tokens 5")),
         "was removed from vLLM",
     ),
+    (llm(lambda s: s["model"].update(name="a b")), "through a shell"),
+    (llm(lambda s: s["model"].update(name="$(touch F)")), "through a shell"),
+    (llm(lambda s: s["model"].update(name="-x")), "through a shell"),
+    (llm(lambda s: s["model"].update(name="org/a-b.1:8b@v+1_c")), None),
+    (llm(lambda s: s["model"].update(name="a b"), "paceline"), None),
     (llm(lambda s: None, "paceline"), None),
     (llm(lambda s: None), None),
     (llm(lambda s: gpus(s, "2")), "nvidia.com/gpu is 2, and parallelism makes vLLM use 4"),
@@ -177,6 +212,13 @@ WEBHOOKS: list[tuple[Json, str | None]] = [
 def test_what_kserves_webhooks_refuse_and_what_it_breaks(service: Json, message: str | None, tmp_path: Path) -> None:
     lines = [line for line in found(tmp_path, service) if line.startswith("error")]
     assert not lines if message is None else any(message in line for line in lines)
+
+
+@pytest.mark.parametrize("name", [*GONE, *FLAT])
+def test_every_removed_flag_is_known(name: str, tmp_path: Path) -> None:
+    for flag in (f"--{name}", f"--{name.replace('_', '-')}=x"):
+        service = llm(lambda s, flag=flag: env(s, "VLLM_ADDITIONAL_ARGS").update(value=f"--seed 1 '{flag}'"))
+        assert any(f"{flag.partition('=')[0]} was removed from vLLM" in line for line in found(tmp_path, service))
 
 
 @pytest.mark.parametrize(

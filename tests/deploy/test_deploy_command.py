@@ -62,7 +62,9 @@ def test_no_word_is_expanded_by_kubernetes(word: str) -> None:
 @pytest.mark.parametrize("platform", ["kubernetes", "kserve", "kserve-llm"])
 def test_dollars_reach_the_server(platform: Any, runtime: Any, tmp_path: Path) -> None:
     name = "a$(HOME)b$$c"
-    over = {"image": IMAGE, "model": {"served_name": name}}
+    over: dict[str, Any] = {"image": IMAGE, "model": {"served_name": name}}
+    if (platform, runtime) == ("kserve-llm", "vllm"):
+        del over["model"]  # such a name is refused there
     if runtime == "vllm":
         over["vllm"] = {"args": ["--chat-template", name]}
     manifests = render(load_values(None, runtime, "smoke-cpu", over), platform, runtime).manifests

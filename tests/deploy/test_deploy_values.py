@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -324,3 +325,109 @@ def test_somebody_elses_kustomization_is_left_alone(tmp_path: Path) -> None:
 
 def test_the_stream_is_headed() -> None:
     assert as_stream(rendered("smoke-cpu", "kubernetes", "paceline")).startswith("# Rendered by")
+
+
+@pytest.mark.parametrize(
+    ("over", "gpus"),
+    [
+        ({"engine": {"pipeline_parallel_size": 2}}, 8),
+        ({"engine": {"data_parallel_size": 2}}, 8),
+        ({"engine": {"prefill_context_parallel_size": 2}}, 8),
+        ({"engine": {"decode_context_parallel_size": 2}}, 4),  # ranks of the tensor-parallel group
+        ({"vllm": {"args": ["--pipeline-parallel-size", "2"]}}, 8),
+        ({"vllm": {"args": ["--pipeline-parallel-size", "2"]}, "resources": {"gpus": 8}}, 8),
+    ],
+)
+def test_a_pod_has_every_gpu_that_vllm_uses(over: dict[str, Any], gpus: int) -> None:
+    values = parse_values(merge(BASE, merge({"engine": {"tensor_parallel_size": 4}}, over)), "values.yaml")
+    for platform, kind in (("kubernetes", "Deployment"), ("kserve", "ServingRuntime")):
+        manifests: Any = render(values, platform, "vllm").manifests  # type: ignore[arg-type]
+        spec = next(each for each in manifests if each["kind"] == kind)["spec"]
+        container = spec.get("template", {"spec": spec})["spec"]["containers"][0]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == str(gpus)
+        assert container["resources"]["requests"]["nvidia.com/gpu"] == str(gpus)
+
+
+@pytest.mark.parametrize(
+    ("over", "message", "platform"),
+    [
+        ({"engine": {"pipeline_parallel_size": 2}}, "tensor parallelism alone", "kserve-llm"),
+        ({"vllm": {"args": ["--data-parallel-size=2"]}}, "tensor parallelism alone", "kserve-llm"),
+        ({"engine": {"pipeline_parallel_size": 4}}, "use 16 GPUs", "kubernetes"),
+        ({"engine": {"pipeline_parallel_size": 2}, "resources": {"gpus": 4}}, "the server uses 8 GPUs", "kserve"),
+        ({"engine": {"nnodes": 2}}, "nnodes=2: one pod", "kubernetes"),
+        ({"engine": {"data_parallel_size": 2, "data_parallel_size_local": 1}}, "over several pods", "kubernetes"),
+        ({"vllm": {"args": ["--headless"]}}, "over several pods", "kserve"),
+        ({"engine": {"tensor_parallel_size": 1, "data_parallel_size": 2, "device": "cpu"}}, "ask for none", "kserve"),
+    ],
+)
+def test_what_one_pod_cannot_hold(over: dict[str, Any], message: str, platform: str) -> None:
+    assert message in problems(merge({"engine": {"tensor_parallel_size": 4}}, over), platform, "vllm")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "a\x1b[0m", "-x", "--port"])
+def test_names_that_no_server_takes(name: str) -> None:
+    for platform in ("kubernetes", "kserve", "kserve-llm"):
+        for runtime in ("paceline", "vllm"):
+            assert "model.served_name" in problems({"model": {"served_name": name}}, platform, runtime)
+
+
+@pytest.mark.parametrize("name", ["a b", "$(touch F)", "it's", "a;b", "`id`", 'a"b', "a\\b", "größe", "a*"])
+def test_names_that_kserves_template_would_run(name: str) -> None:
+    over = {"model": {"served_name": name}}
+    assert "through a shell" in problems(over, "kserve-llm", "vllm")
+    render(parse_values(merge(BASE, over), "values.yaml"), "kserve-llm", "paceline")  # a command of its own
+    render(parse_values(merge(BASE, over), "values.yaml"), "kserve", "vllm")
+
+
+def test_names_that_kserves_template_leaves_alone() -> None:
+    values = parse_values(merge(BASE, {"model": {"served_name": "org/Model-3.1:8b@v1+a_b"}}), "values.yaml")
+    render(values, "kserve-llm", "vllm")
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"draft": {"source": "ngram"}}, "set engine.speculative_config.method to it"),
+        ({"model": {"source": "suffix"}}, "a method of speculation and no model"),
+        ({"scheduling": {"node_selector": {"zone": "größe"}}}, "a label's value"),
+        ({"scheduling": {"node_selector": {"zöne": "a"}}}, "a label's key"),
+        ({"monitoring": {"labels": {"a": "٣a"}}}, "a label's value"),
+        ({"vllm": {"version": "0.٣"}}, "a version"),
+        ({"scheduling": {"tolerations": [{"key": "gpu", "value": "yes"}]}}, "operator Exists takes no value"),
+        ({"replicas": 2**31}, "less than or equal to 2147483647"),
+        ({"scaling": {"max_replicas": 2**31, "prometheus_url": "http://p"}}, "less than or equal to 2147483647"),
+        ({"vllm": {"version": 0.32}}, 'write it in quotes, such as version: "0.32"'),
+    ],
+)
+def test_what_a_cluster_would_refuse(over: dict[str, Any], message: str) -> None:
+    assert message in problems(over)
+
+
+def test_equal_tolerates_a_value() -> None:
+    wanted = [{"key": "gpu", "operator": "Equal", "value": "yes"}]
+    render(parse_values(merge(BASE, {"scheduling": {"tolerations": wanted}}), "values.yaml"), "kubernetes", "paceline")
+
+
+def test_without_a_preset_none_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"^command line: 3 problems"):
+        load_values(None, "paceline", None, {"name": "a"})
+
+
+def test_a_hostname_that_kserves_route_does_not_take_is_noted() -> None:
+    values = parse_values(merge(BASE, {"route": FULL["route"]}), "values.yaml")
+    for platform, runtime in (("kserve-llm", "paceline"), ("kserve", "vllm"), ("kserve-llm", "vllm")):
+        notes = render(values, platform, runtime).notes  # type: ignore[arg-type]
+        assert any("route.hostname" in note for note in notes) == (platform == "kserve-llm" and runtime == "vllm")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("words", [["values", "smoke-cpu"], ["render", "--preset", "smoke-cpu", "--image", "a/b:1"]])
+def test_a_full_disk_is_one_line(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline.cli", "deploy", *words], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("Note")]
+    assert lines == ["Error: Cannot write: No space left on device."]

@@ -6,12 +6,15 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.arguments import Machine
 from paceline.arguments.resolve import check_without_models
 from paceline.deploy.target import DRAFT_MOUNT, MODEL_MOUNT, PORT, Target
 from paceline.errors import ConfigurationError, did_you_mean
+
+if TYPE_CHECKING:
+    from paceline.runtimes.vllm import VllmCommand
 
 # Engine options that `paceline serve` takes on its command line, beside the model and speculative_config.
 SERVE_OPTIONS = (
@@ -41,7 +44,7 @@ _FIXED = {
     "ssl_keyfile": "TLS ends at the gateway",
     "ssl_ca_certs": "TLS ends at the gateway",
 }
-_NO_DRAFT_METHODS = ("ngram", "[ngram]", "ngram_gpu", "suffix")
+NO_DRAFT_METHODS = ("ngram", "[ngram]", "ngram_gpu", "suffix")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class ServerCommand:
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    num_gpus: int = 1  # that it uses, in one pod
 
     def as_additional_args(self) -> str:
         """For KServe's template, which passes VLLM_ADDITIONAL_ARGS through a shell's eval: every word is quoted."""
@@ -93,9 +97,9 @@ def _misplaced(target: Target) -> Iterator[str]:
         )
         return
     model, method = config.get("model"), config.get("method")
-    if model is not None and model not in _NO_DRAFT_METHODS:
+    if model is not None and model not in NO_DRAFT_METHODS:
         yield "engine.speculative_config.model: set draft.source instead, so that the draft is downloaded and mounted."
-    drafts_itself = next((word for word in (method, model) if word in _NO_DRAFT_METHODS), None)
+    drafts_itself = next((word for word in (method, model) if word in NO_DRAFT_METHODS), None)
     if target.values.draft is not None and drafts_itself is not None:
         yield (
             f"engine.speculative_config has the method {drafts_itself!r}, which needs no draft model, and the values "
@@ -120,7 +124,7 @@ def _paceline(target: Target) -> ServerCommand:
             f"engine.{name}: `paceline serve` has no such option.{did_you_mean(name, SERVE_OPTIONS)} Leave it out."
         )
     _raise(problems)
-    return ServerCommand(tuple(words), {})
+    return ServerCommand(tuple(words), {}, num_gpus=target.tensor_parallel_size)
 
 
 def _vllm(target: Target) -> ServerCommand:
@@ -136,8 +140,20 @@ def _vllm(target: Target) -> ServerCommand:
         port=None if by_template else PORT,
         vllm_args=values.vllm.args,
     )
+    _raise(list(_over_pods(command)))
     drain = ("--shutdown-timeout", str(values.rollout.longest_request_seconds))
-    return ServerCommand((*command.arguments(), *drain), command.environment, command.notes)
+    return ServerCommand((*command.arguments(), *drain), command.environment, command.notes, command.num_gpus)
+
+
+def _over_pods(command: VllmCommand) -> Iterator[str]:
+    """What makes the command one of several that have to run together: one pod is rendered."""
+    from paceline.runtimes.vllm import OF_SEVERAL
+
+    if command.num_nodes > 1:
+        yield f"nnodes={command.num_nodes}: one pod holds the whole server; leave it out."
+    for name, _ in command.options:
+        if name in OF_SEVERAL:
+            yield f"{name}: it is for servers over several pods, and one pod holds the whole server; leave it out."
 
 
 def _option(name: str, value: Any) -> list[str]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.arguments.served_names import wrong_served_name
+from paceline.deploy.command import NO_DRAFT_METHODS
 from paceline.deploy.quantity import to_bytes
+from paceline.deploy.served_names import TEMPLATE_NAMES, passes_template
 from paceline.deploy.target import VLLM_VERSION, Target, same_version, version_in_tag
 from paceline.errors import ConfigurationError
 
@@ -29,9 +32,18 @@ def _problems(target: Target) -> Iterator[str]:
     yield from _memory(target)
     yield from _storage(target)
     yield from _scaling(target)
+    yield from _tolerations(target)
 
 
 def _names(target: Target) -> Iterator[str]:
+    sources = [("model", target.values.model.source)]
+    sources += [("draft", target.values.draft.source)] if target.values.draft else []
+    for part, source in sources:
+        if source in NO_DRAFT_METHODS:
+            yield (
+                f"{part}.source={source!r} is a method of speculation and no model: set "
+                f"engine.speculative_config.method to it, and {'draft: null' if part == 'draft' else 'name a model'}."
+            )
     if target.name in RUNTIME_NAMES:
         yield (
             f"name={target.name!r}: a Service of the runtime's own name puts {target.name.upper()}_PORT into every pod "
@@ -42,6 +54,11 @@ def _names(target: Target) -> Iterator[str]:
             f"model and draft would lie in the same folder '{target.model_folder}' of the claim: give one of them "
             "another 'folder'."
         )
+    wrong = wrong_served_name(target.served_name)
+    if wrong is not None:
+        yield f"model.served_name={target.served_name!r} {wrong}."
+    elif target.serves_tls and not passes_template(target.served_name):
+        yield f"model.served_name={target.served_name!r}: {TEMPLATE_NAMES}."
     texts = [("model.served_name", target.served_name), ("name", target.name)]
     if target.runtime == "vllm" and target.platform != "kubernetes":
         texts += [("vllm.args", word) for word in target.values.vllm.args]
@@ -73,7 +90,7 @@ def _gpus(target: Target) -> Iterator[str]:
     size = target.tensor_parallel_size
     if target.on_cpu and size > 1:
         yield f"engine.tensor_parallel_size={size} needs GPUs, and these values ask for none (device cpu or gpus 0)."
-    elif values.resources.gpus not in (None, 0, size):
+    elif target.runtime == "paceline" and values.resources.gpus not in (None, 0, size):  # vLLM's: gpus.py
         yield (
             f"resources.gpus={values.resources.gpus} and engine.tensor_parallel_size={size} disagree: a pod holds one "
             "server, which uses exactly its tensor-parallel size. Leave resources.gpus out."
@@ -124,3 +141,12 @@ def _scaling(target: Target) -> Iterator[str]:
         yield "replicas and scaling exclude each other: the autoscaler owns the number. Leave replicas out."
     if not values.monitoring.enabled:
         yield "scaling reads Prometheus, and monitoring.enabled=false leaves the pods unscraped. Enable it."
+
+
+def _tolerations(target: Target) -> Iterator[str]:
+    for index, toleration in enumerate(target.values.scheduling.tolerations):
+        if toleration.operator == "Exists" and toleration.value:
+            yield (
+                f"scheduling.tolerations.{index}: operator Exists takes no value, and this one has "
+                f"{toleration.value!r}: set operator: Equal, or leave the value out."
+            )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.deploy.command import server_command
 from paceline.deploy.consistency import check_consistency
+from paceline.deploy.gpus import with_gpus
 from paceline.deploy.objects.disruption import disruption_budget
 from paceline.deploy.objects.monitoring import prometheus_rule, service_monitor
 from paceline.deploy.objects.network import http_route, network_policy, service
@@ -35,6 +36,7 @@ def render(values: Values, platform: Platform, runtime: Runtime) -> Rendered:
     target = Target(values, platform, runtime)
     check_consistency(target)
     server = server_command(target)
+    target = with_gpus(target, server)
     workload = {
         "kubernetes": lambda: [deployment(target, server)],
         "kserve": lambda: [serving_runtime(target, server), inference_service(target)],
@@ -77,6 +79,10 @@ def _needs(target: Target) -> list[str]:
                 notes.append(f"storage.{field}: the claim is used as it is; {' and '.join(unused)} changes nothing.")
     if values.route is None:
         notes.append("No route: the API is reachable inside the cluster only. Give route.gateway and route.hostname.")
+    elif target.serves_tls:
+        notes.append(
+            "route.hostname changes nothing here: the route is KServe's, for every name that its gateway takes."
+        )
     if values.secrets.api_key is None and values.route is not None:
         notes.append("The route is open to everyone who reaches its gateway. Give secrets.api_key to ask for a key.")
     return notes

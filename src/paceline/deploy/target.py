@@ -26,6 +26,7 @@ class Target:
     values: Values
     platform: Platform
     runtime: Runtime
+    gpus_of_command: int | None = None  # that the server's command uses; None: it is not made yet
 
     @property
     def name(self) -> str:
@@ -55,7 +56,8 @@ class Target:
 
     @property
     def served_name(self) -> str:
-        return self.values.model.served_name or self.name
+        named = self.values.model.served_name
+        return self.name if named is None else named
 
     @property
     def vllm_image(self) -> str:
@@ -71,7 +73,9 @@ class Target:
     def num_gpus(self) -> int:
         """Of one pod."""
         wanted = self.values.resources.gpus
-        return self.tensor_parallel_size * (not self.on_cpu) if wanted is None else wanted
+        if wanted is not None:
+            return wanted
+        return 0 if self.on_cpu else self.gpus_of_command or self.tensor_parallel_size
 
     @property
     def on_cpu(self) -> bool:

@@ -12,17 +12,20 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Platform = Literal["kubernetes", "kserve", "kserve-llm"]
 Runtime = Literal["paceline", "vllm"]
+MOST_GPUS = 8  # of a pod, and of a node
 AccessMode = Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
 
 _LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+Replicas = Annotated[int, Field(ge=1, le=2**31 - 1)]  # an int32 of Kubernetes
 DnsLabel = Annotated[str, Field(pattern=_LABEL, max_length=63)]
 Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$")]
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 DnsName = Annotated[str, Field(pattern=rf"^{_SUBDOMAIN}$", max_length=253)]
-_PREFIX, _NAME = rf"{_SUBDOMAIN}/", r"[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?"
+_PREFIX, _NAME = rf"{_SUBDOMAIN}/", r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 LabelKey = Annotated[str, Field(pattern=rf"^({_PREFIX})?{_NAME}$", max_length=317)]
 LabelValue = Annotated[str, Field(pattern=rf"^({_NAME})?$")]
 ResourceName = Annotated[str, Field(pattern=rf"^{_PREFIX}{_NAME}$", max_length=317)]
+_VERSION = r"^[0-9]+\.[0-9]+(\.[0-9]+)?$"
 
 IN_WORDS = {  # for messages, instead of the patterns
     _LABEL: "lower-case letters, digits and '-', beginning with a letter",
@@ -31,7 +34,7 @@ IN_WORDS = {  # for messages, instead of the patterns
     rf"^({_PREFIX})?{_NAME}$": "a label's key: letters, digits, '-', '_' and '.', perhaps after a domain and '/'",
     rf"^({_NAME})?$": "a label's value: at most 63 letters, digits, '-', '_' and '.'",
     rf"^{_PREFIX}{_NAME}$": "a domain and a name, such as nvidia.com/gpu",
-    r"^\d+\.\d+(\.\d+)?$": "a version, such as 0.32.0",
+    _VERSION: "a version, such as 0.32.0",
 }
 
 
@@ -41,10 +44,11 @@ def _stays_inside(path: str) -> str:
     return path
 
 
-Folder = Annotated[str, Field(pattern=r"^[\w][\w./-]*$"), AfterValidator(_stays_inside)]  # on the claim
+_W = "A-Za-z0-9_"  # \\w of this library is of every alphabet
+Folder = Annotated[str, Field(pattern=rf"^[{_W}][{_W}./-]*$"), AfterValidator(_stays_inside)]  # on the claim
 Source = Annotated[str, Field(min_length=1), AfterValidator(_stays_inside)]
 # A registry's port is no tag; what follows the last slash must name a version, so that a rollback means something.
-Image = Annotated[str, Field(pattern=r"^[a-z0-9][\w.:/-]*/?[\w.-]+(:[\w][\w.-]*|@sha256:[0-9a-f]{64})$")]
+Image = Annotated[str, Field(pattern=rf"^[a-z0-9][{_W}.:/-]*/?[{_W}.-]+(:[{_W}][{_W}.-]*|@sha256:[0-9a-f]{{64}})$")]
 
 
 class _Part(BaseModel):
@@ -66,12 +70,12 @@ class Vllm(_Part):
     """Used with --runtime vllm only."""
 
     image: Image | None = None  # vllm/vllm-openai of `version` if not given
-    version: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\d+)?$")] | None = None  # of what is in it; its tag's
+    version: Annotated[str, Field(pattern=_VERSION)] | None = None  # of what is in it; its tag's
     args: tuple[str, ...] = Field(default=(), strict=False)  # more of its options, in its own spelling
 
 
 class Resources(_Part):
-    gpus: Annotated[int, Field(ge=0, le=8)] | None = None  # a pod; the tensor-parallel size if not given
+    gpus: Annotated[int, Field(ge=0, le=MOST_GPUS)] | None = None  # a pod; what the server uses if not given
     gpu_resource: ResourceName = "nvidia.com/gpu"
     cpu: Annotated[int, Field(ge=1)] = 8  # requested, in cores
     memory: Quantity = "64Gi"  # requested and limit; /dev/shm counts towards it
@@ -111,8 +115,8 @@ class Secrets(_Part):
 class Scaling(_Part):
     """By KEDA, on waiting requests and use of the KV cache; never on GPU utilisation, which says nothing about load."""
 
-    min_replicas: Annotated[int, Field(ge=1)] = 1
-    max_replicas: Annotated[int, Field(ge=1)]
+    min_replicas: Replicas = 1
+    max_replicas: Replicas
     prometheus_url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
     waiting_per_replica: Annotated[int, Field(ge=1)] = 4
     kv_cache_usage: Annotated[float, Field(gt=0, lt=1)] = 0.8
@@ -179,7 +183,7 @@ class Values(_Part):
     resources: Resources = Resources()
     storage: Storage = Storage()
     secrets: Secrets = Secrets()
-    replicas: Annotated[int, Field(ge=1)] = 1  # where nothing scales
+    replicas: Replicas = 1  # where nothing scales
     scaling: Scaling | None = None
     rollout: Rollout = Rollout()
     route: Route | None = None

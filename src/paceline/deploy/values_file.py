@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -29,7 +30,8 @@ def load_values(
         merged = merge(merged, layer)
     if not merged:
         raise ConfigurationError("No values: give a file, or a preset with --preset.")
-    return parse_values(merged, str(file) if file else f"preset {preset}")
+    origin = f"preset {preset}" if preset else "command line"
+    return parse_values(merged, str(file or origin))
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
@@ -82,6 +84,8 @@ def _in_words(problem: Mapping[str, Any], content: Mapping[str, Any]) -> str:
         message = f"it must be {kind}" if kind else message
     if problem["type"] == "tuple_type":
         message = "give a list"
+    if problem["type"] == "string_type" and isinstance(problem["input"], int | float | datetime.date):
+        message = f'{message}; write it in quotes, such as {path[-1]}: "{problem["input"]}"'
     return f"{name}={problem['input']!r}: {message[:1].lower()}{message[1:]}{hint}."
 
 

@@ -12,7 +12,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from paceline.deploy.check.findings import Finding, Json, error, warning
-from paceline.deploy.check.pod_specs import containers, pod_specs
+from paceline.deploy.check.pod_specs import command_words, containers, pod_specs
+from paceline.deploy.served_names import TEMPLATE_NAMES, passes_template
+from paceline.deploy.target import VLLM_VERSION, version_in_tag
+from paceline.errors import ConfigurationError
 
 _ADDITIONAL_ARGS = "VLLM_ADDITIONAL_ARGS"
 _JSON_OPTIONS = ("--speculative-config", "--kv-transfer-config", "--compilation-config", "--hf-overrides")
@@ -77,6 +80,7 @@ def _llm_inference_service(content: Json) -> Iterator[Finding]:
         yield from _parallelism(f"{path}.parallelism", part.get("parallelism") or {})
     if "{{" in json.dumps(spec):
         yield error("$.spec", "holds '{{': KServe runs the whole spec through a Go template, which fails on it.")
+    yield from _served_name(content, spec)
     for pod in pod_specs(content):
         part = spec.get("prefill") or {} if pod.path.startswith("$.spec.prefill") else spec
         for path, container in containers(pod.spec):
@@ -84,6 +88,20 @@ def _llm_inference_service(content: Json) -> Iterator[Finding]:
                 yield from _template_arguments(f"{pod.path}{path}", container)
                 if "command" not in container:
                     yield from _ranks(f"{pod.path}{path}", container, part.get("parallelism") or {})
+
+
+def _served_name(content: Json, spec: Json) -> Iterator[Finding]:
+    """The template's command holds it; a container with a command of its own replaces that."""
+    name = (spec.get("model") or {}).get("name")
+    mains = [
+        container
+        for pod in pod_specs(content)
+        for _, container in containers(pod.spec)
+        if container.get("name") == "main"
+    ]
+    by_template = not mains or any("command" not in container for container in mains)
+    if by_template and name is not None and not passes_template(str(name)):
+        yield error("$.spec.model.name", f"{name!r}: {TEMPLATE_NAMES}.")
 
 
 def _parallelism(path: str, parallelism: Json) -> Iterator[Finding]:
@@ -168,13 +186,28 @@ def _removed_flags(content: Json) -> Iterator[Finding]:
     """KServe's own examples still show vLLM's flags from before --speculative-config."""
     for pod in pod_specs(content):
         for path, container in containers(pod.spec):
-            words = [str(word) for word in (*(container.get("command") or []), *(container.get("args") or []))]
+            words = command_words(container)
             words += [str(v.get("value")) for v in container.get("env") or [] if v.get("name") == _ADDITIONAL_ARGS]
             text = " ".join(words)
-            if "vllm" in f"{text} {container.get('image', '')} {_ADDITIONAL_ARGS in str(container.get('env'))}".lower():
-                for flag in ("--speculative-model", "--speculative_model", "--num-speculative-tokens"):
-                    if flag in text and "paceline" not in words[:1]:
-                        yield error(
-                            f"{pod.path}{path}",
-                            f"{flag} was removed from vLLM: use --speculative-config '{{\"model\": …}}'.",
-                        )
+            image = str(container.get("image", ""))
+            if words[:1] == ["paceline"] or not (
+                "vllm" in f"{text} {image}".lower() or _ADDITIONAL_ARGS in str(container.get("env"))
+            ):
+                continue
+            for flag, instead in _removed(text, image):
+                yield error(f"{pod.path}{path}", f"{flag} was removed from vLLM: {instead}.")
+
+
+def _removed(text: str, image: str) -> Iterator[tuple[str, str]]:
+    """By the runtime's own table, for the version in the image's tag."""
+    from paceline.runtimes.vllm import facts_of, removed_option
+
+    try:
+        facts = facts_of(version_in_tag(image) or VLLM_VERSION)
+    except ConfigurationError:  # of no version that the tables know
+        facts = facts_of(VLLM_VERSION)
+    flags = [word.strip("\"'").partition("=")[0] for word in text.split()]
+    for flag in dict.fromkeys(word for word in flags if word.startswith("--")):
+        instead = removed_option(flag[2:].replace("_", "-"), facts)
+        if instead is not None:
+            yield flag, instead

@@ -21,19 +21,21 @@ class PodSpec:
     other_volumes: frozenset[str] | None = frozenset()
     inherits_probes: bool = False  # merged into KServe's template, which has the handlers
     serves: bool = True  # for long, with clients; a Job does not
+    is_whole: bool = False  # Kubernetes' own kinds: nothing is merged in
 
 
 def pod_specs(content: Json) -> Iterator[PodSpec]:
     kind, spec = content.get("kind"), _mapping(content.get("spec"))
     if kind == "Pod":
-        yield PodSpec("$.spec", spec)
+        yield PodSpec("$.spec", spec, is_whole=True)
     elif kind in _TEMPLATES:
-        yield PodSpec(
-            "$.spec.template.spec", _mapping(_mapping(spec.get("template")).get("spec")), serves=kind != "Job"
-        )
+        of_template = _mapping(_mapping(spec.get("template")).get("spec"))
+        yield PodSpec("$.spec.template.spec", of_template, serves=kind != "Job", is_whole=True)
     elif kind == "CronJob":
         template = _mapping(_mapping(_mapping(spec.get("jobTemplate")).get("spec")).get("template"))
-        yield PodSpec("$.spec.jobTemplate.spec.template.spec", _mapping(template.get("spec")), serves=False)
+        yield PodSpec(
+            "$.spec.jobTemplate.spec.template.spec", _mapping(template.get("spec")), serves=False, is_whole=True
+        )
     elif kind in ("ServingRuntime", "ClusterServingRuntime"):
         yield PodSpec("$.spec", spec)
     elif kind == "InferenceService":
@@ -62,6 +64,10 @@ def containers(spec: Json) -> Iterator[tuple[str, Json]]:
         for index, container in enumerate(spec.get(field) or []):
             if isinstance(container, dict):
                 yield f".{field}[{index}]", container
+
+
+def command_words(container: Json) -> list[str]:
+    return [str(word) for word in (*(container.get("command") or []), *(container.get("args") or []))]
 
 
 def _mapping(value: Any) -> Json:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from paceline.deploy.check.findings import Finding, Json, error, warning
-from paceline.deploy.check.pod_specs import PodSpec, containers
+from paceline.deploy.check.pod_specs import PodSpec, command_words, containers
+from paceline.deploy.gpus import gpus_in_words
 from paceline.deploy.quantity import to_bytes
 
 _PLAIN = ("cpu", "memory", "ephemeral-storage")
@@ -16,6 +17,11 @@ _DEFAULT_GRACE_SECONDS = 30
 def pod_findings(pod: PodSpec) -> Iterator[Finding]:
     for rule in _RULES:
         yield from rule(pod)
+
+
+def _containers(pod: PodSpec) -> Iterator[Finding]:
+    if pod.is_whole and not pod.spec.get("containers"):
+        yield error(pod.path, "has no containers.")
 
 
 def _volumes(pod: PodSpec) -> Iterator[Finding]:
@@ -45,6 +51,18 @@ def _extended_resources(pod: PodSpec) -> Iterator[Finding]:
                 yield error(
                     f"{pod.path}{path}.resources",
                     f"{name}: the request ({requested}) must equal the limit ({limit}).",
+                )
+
+
+def _gpus_used(pod: PodSpec) -> Iterator[Finding]:
+    """A server uses all of its pod's GPUs or does not start. Over several pods, no one command says how many."""
+    for path, container in _servers(pod):
+        limits = (container.get("resources") or {}).get("limits") or {}
+        used = gpus_in_words(command_words(container))
+        for name, count in limits.items():
+            if name.endswith("/gpu") and used is not None and str(count) != str(used):
+                yield error(
+                    f"{pod.path}{path}.resources", f"{name} is {count}, and the command makes the server use {used}."
                 )
 
 
@@ -169,5 +187,6 @@ def _is_gpu(container: Json) -> bool:
 
 
 _RULES: tuple[Callable[[PodSpec], Iterator[Finding]], ...] = (
-    _volumes, _extended_resources, _memory, _shared_memory, _probes, _ending, _service_links, _security,
+    _containers, _gpus_used, _volumes, _extended_resources, _memory, _shared_memory, _probes, _ending,
+    _service_links, _security,
 )  # fmt: skip
