@@ -92,6 +92,7 @@ def test_rules_over_pods(change: Callable[[Json, Json], Any], message: str, tmp_
         (["--tensor_parallel_size", "2", "--pipeline-parallel-size", "2"], None),
         (["--tensor-parallel-size", "8", "--distributed-executor-backend", "ray"], None),
         (["--tensor-parallel-size", "8", "--nnodes", "2"], None),
+        (["--runtime", "vllm", "--tensor-parallel-size", "8", "--nodes", "2"], None),
         (["--tensor-parallel-size", "$(TP)"], None),
         ([], None),
     ],

@@ -30,7 +30,7 @@ def gpus_in_words(words: Sequence[str]) -> int | None:
     names = [_SHORT.get(word, word.removeprefix("--").replace("_", "-")) for word in flat]
     if "serve" not in flat and not any("vllm" in word for word in flat):
         return None
-    if "ray" in flat or any(name in (*OF_SEVERAL, "nnodes") for name in names):
+    if "ray" in flat or any(name in (*OF_SEVERAL, "nnodes", "nodes") for name in names):
         return None
     sizes = dict(zip(names, flat[1:], strict=False))
     given = [sizes[name] for name in GPU_FACTORS if name in sizes]
