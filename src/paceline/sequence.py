@@ -84,6 +84,7 @@ class EngineRequest(msgspec.Struct, kw_only=True):
     arrival_time: float = 0.0
     priority: int = 0  # lower is served earlier
     cache_salt: str = ""  # the prefix cache is shared among requests of one salt alone
+    wants_steps: bool = False  # a delta is one step, also where the reader is behind
 
 
 class Refusal(msgspec.Struct, frozen=True):

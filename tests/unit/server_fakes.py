@@ -172,9 +172,11 @@ class FakeClient:
         self.is_stalled = False
         self.dies_after: int | None = None  # steps
         self.inbox: dict[str, list[SequenceDelta]] = {}
+        self.wanted_steps: list[bool] = []  # of each request so far
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceDelta, None]:
         self._check_alive()
+        self.wanted_steps.append(request.wants_steps)
         self.engine.add_request(request)
         self.inbox[request.request_id] = []
         unfinished = request.sampling_params.n

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+import time
 from collections import defaultdict
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from server_fakes import FakeEngine, fake_config
 
-from paceline.engine.async_engine import AsyncEngine, merged
+from paceline.config import EngineConfig
+from paceline.engine.async_engine import AsyncEngine, merged, turns
+from paceline.engine.wire import Deltas
 from paceline.plan import TokenLogprobs
-from paceline.sequence import FinishReason, SequenceDelta
+from paceline.sampling_params import SamplingParams
+from paceline.sequence import EngineRequest, FinishReason, SequenceDelta
 
 
 def delta(name: str, *token_ids: int, **fields: object) -> SequenceDelta:
@@ -69,29 +77,72 @@ def test_plain_steps_become_one_and_a_first_token_stays_alone() -> None:
     assert found == [("a", [1], None), ("b", [5, 6], None), ("a", [2, 3, 4], FinishReason.LENGTH)]
 
 
-def test_first_tokens_are_handed_out_and_sent_before_all_others() -> None:
-    async def run() -> tuple[list[str], int]:
-        engine = object.__new__(AsyncEngine)
-        engine._requests = {f"r{n}": asyncio.Queue() for n in range(40)}
-        order: list[str] = []
+def test_requests_that_ask_for_steps_get_them() -> None:
+    steps = [delta("a", 1), delta("b", 5), delta("a", 2), delta("b", 6)]
+    found = [(each.request_id, each.token_ids) for each in merged(steps, {"a"})]
+    assert found == [("a", [1]), ("b", [5, 6]), ("a", [2])]
 
-        async def consume(name: str) -> None:
-            await engine._requests[name].get()
-            order.append(name)
 
-        tasks = [asyncio.create_task(consume(f"r{n}")) for n in range(40)]
-        await asyncio.sleep(0)
-        steps = [delta(f"r{n}", n) for n in range(39)] + [delta("r39", 39, queue_seconds=0.0)]
-        handing = asyncio.create_task(engine._take_in_turns(steps))
-        rounds = 0
-        while not order:
-            await asyncio.sleep(0)
-            rounds += 1
-        waiting = sum(not queue.empty() for queue in engine._requests.values())
-        await asyncio.gather(handing, *tasks)
-        return order, waiting
+def test_first_tokens_are_handed_out_before_all_others_and_the_rest_in_turns() -> None:
+    deltas = [delta(f"r{n}", n) for n in range(39)] + [delta("r39", 39, queue_seconds=0.0)]
+    sizes, order = [], []
+    for turn in turns(deltas):
+        assert isinstance(turn, Deltas)
+        sizes.append(len(turn.deltas))
+        order += [each.request_id for each in turn.deltas]
+    assert order == ["r39", *(f"r{n}" for n in range(39))]
+    assert sizes[0] == 1
+    assert max(sizes) <= 16
+    assert turns([]) == []
 
-    order, waiting = asyncio.run(run())
-    assert order[0] == "r39"
-    assert waiting == 0  # nobody else's delta was handed out before it was read
-    assert sorted(order) == sorted(f"r{n}" for n in range(40))
+
+def make_failing(config: EngineConfig) -> FakeEngine:
+    """For the engine process: it fails in its fortieth step, with what it has said still on its way."""
+
+    class Failing(FakeEngine):
+        num_steps = 0
+
+        def step(self) -> list[SequenceDelta]:
+            self.num_steps += 1
+            if self.num_steps == 40:
+                raise RuntimeError("the last words of the engine")
+            deltas = super().step()
+            for each in deltas:
+                each.num_drafted = each.num_accepted = 0
+            return deltas
+
+    return Failing(config)
+
+
+def test_an_engine_that_dies_leaves_no_hole_in_a_stream_whose_reader_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was read when the process ended is handed out before what was not, and before the error."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+
+    async def read(engine: AsyncEngine, number: int) -> tuple[list[int], str]:
+        params = SamplingParams(max_tokens=60 if number % 2 else 2000)
+        request = EngineRequest(request_id=f"r{number}", prompt_token_ids=[4, 5], sampling_params=params)
+        token_ids: list[int] = []
+        try:
+            async for each in engine.generate(request):
+                token_ids += each.token_ids
+                time.sleep(0.0003)  # a slow reader: the engine gets ahead
+        except Exception as error:
+            return token_ids, str(error)
+        return token_ids, ""
+
+    async def run() -> list[tuple[list[int], str]]:
+        engine = await AsyncEngine.start(fake_config(), factory="test_async_engine_backlog:make_failing")
+        try:
+            return await asyncio.gather(*(read(engine, number) for number in range(120)))
+        finally:
+            await engine.shutdown()
+
+    found = asyncio.run(run())
+    longest = max((token_ids for token_ids, _ in found), key=len)
+    assert len(longest) > 60
+    for token_ids, error in found:
+        assert token_ids == longest[: len(token_ids)]  # no hole
+        assert "last words" in error or len(token_ids) == 60
+    assert any(error for _, error in found)

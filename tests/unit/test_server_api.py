@@ -328,6 +328,7 @@ def test_origins_of_tokens_are_streamed_where_they_are_asked_for(server: Server,
             assert "".join(told) == (choice["delta"]["content"] if path == "chat" else choice["text"])
             assert len(told) == len(choice["token_ids"])
     assert not any("paceline" in c for c in events(ask(max_tokens=5, stream=True))[-1]["choices"])
+    assert server.engine.wanted_steps == [True, False]  # a chunk with origins is one pass, also for a slow reader
     error = refused(ask(max_tokens=5, stream_options={"include_token_origins": True}))
     assert (error["param"], "stream=true" in error["message"]) == ("stream_options", True)
     error = refused(ask(stream=True, stream_options={"include_token_origins": 1}))

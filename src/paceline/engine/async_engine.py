@@ -25,7 +25,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Container
 from pathlib import Path
 
 import msgspec
@@ -64,6 +65,10 @@ class AsyncEngine:
         self._commands = self._bind(zmq.PUSH, "commands")
         self._reports = self._bind(zmq.PULL, "reports")
         self._requests: dict[str, asyncio.Queue[_Event]] = {}
+        self._apart: set[str] = set()  # requests whose steps are not merged
+        self._messages: deque[bytes] = deque()  # read and not looked at
+        self._turns: deque[wire.Report] = deque()  # to be handed out
+        self._receiving: asyncio.Future[bytes] | None = None
         self._questions: list[asyncio.Future[EngineStats]] = []
         self._ready: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._stats = EngineStats()
@@ -117,6 +122,8 @@ class AsyncEngine:
             raise EngineStalledError(f"The engine has made no progress for {self._idle_seconds:.0f} s.")
         queue: asyncio.Queue[_Event] = asyncio.Queue()
         self._requests[request.request_id] = queue
+        if request.wants_steps:
+            self._apart.add(request.request_id)
         unfinished = request.sampling_params.n
         try:
             self._send(wire.Add(request))
@@ -129,6 +136,7 @@ class AsyncEngine:
                 yield event
         finally:
             self._requests.pop(request.request_id, None)
+            self._apart.discard(request.request_id)
             if unfinished:
                 self.abort(request.request_id)
 
@@ -204,45 +212,50 @@ class AsyncEngine:
             raise EngineDeadError(str(self._error))
 
     async def _read_reports(self) -> None:
+        """Cancelled when the process ends; what it has read by then is handed out by `_drain`."""
         try:
             while True:
-                reports = [await self._reports.recv()]
-                while len(reports) < _MOST_BACKLOG and await self._reports.poll(0):
-                    reports.append(await self._reports.recv())
-                await self._take_all([wire.decode_report(message) for message in reports])
+                await self._receive()
+                while len(self._messages) < _MOST_BACKLOG and await self._reports.poll(0):
+                    await self._receive()
+                self._sort_messages()
+                while self._turns:
+                    is_beginning = self._hand_out()
+                    for _ in range(_ROUNDS_TO_BEGIN if is_beginning else 1):
+                        await asyncio.sleep(0)
         except msgspec.MsgspecError as error:
             self._fail(EngineDeadError(f"The engine process sent what nobody understands: {error}"))
 
-    async def _take_all(self, reports: list[wire.Report]) -> None:
-        """In order; there is more than one where this process cannot keep up with the engine."""
+    async def _receive(self) -> None:
+        receiving = self._receiving = asyncio.ensure_future(self._reports.recv())
+        await receiving
+        self._keep_received()
+
+    def _keep_received(self) -> None:
+        """A message may have come in the moment in which who waited for it was cancelled."""
+        received, self._receiving = self._receiving, None
+        if received is not None and received.done() and not received.cancelled():
+            self._messages.append(received.result())
+
+    def _sort_messages(self) -> None:
+        """What was read, as turns in order. There is more than one message where this process cannot keep up."""
         deltas: list[SequenceDelta] = []
-        for report in reports:
+        while self._messages:
+            report = wire.decode_report(self._messages.popleft())
             if self._is_progress(report):
                 self._last_progress = time.monotonic()
             if isinstance(report, wire.Deltas):
                 deltas += report.deltas
                 continue
-            await self._take_in_turns(merged(deltas))
-            self._take(report)
+            self._turns += (*turns(merged(deltas, self._apart)), report)
             deltas = []
-        await self._take_in_turns(merged(deltas))
+        self._turns += turns(merged(deltas, self._apart))
 
-    async def _take_in_turns(self, deltas: list[SequenceDelta]) -> None:
-        """The deltas of a large step a few at a time, first tokens before all others.
-
-        A client that has seen nothing yet waits for its first token; what a step of hundreds of streams takes here,
-        milliseconds, is lost between two tokens of a stream. Between two turns what was written leaves, and new
-        requests are read.
-        """
-        first = [delta for delta in deltas if delta.queue_seconds is not None]
-        if first:
-            self._take(wire.Deltas(first))
-            for _ in range(_ROUNDS_TO_BEGIN):
-                await asyncio.sleep(0)
-        later = [delta for delta in deltas if delta.queue_seconds is None]
-        for start in range(0, len(later), _TURN):
-            self._take(wire.Deltas(later[start : start + _TURN]))
-            await asyncio.sleep(0)
+    def _hand_out(self) -> bool:
+        """The next turn. Did it begin streams?"""
+        turn = self._turns.popleft()
+        self._take(turn)
+        return isinstance(turn, wire.Deltas) and _begins(turn.deltas[0])
 
     def _is_progress(self, report: wire.Report) -> bool:
         """A heartbeat shows life; with work at hand it takes a step as well."""
@@ -299,9 +312,16 @@ class AsyncEngine:
             await asyncio.sleep(_WATCH_SECONDS)
 
     async def _drain(self) -> None:
-        """Take the reports that the process sent before it ended; its last words say why."""
-        while self._error is None and await self._reports.poll(50):
-            self._take(wire.decode_report(await self._reports.recv()))
+        """Hand out, in order, what the process sent before it ended; its last words say why."""
+        self._keep_received()
+        while self._error is None:
+            while self._turns:
+                self._hand_out()
+            self._sort_messages()
+            if not self._turns:
+                if not await self._reports.poll(50):
+                    return
+                await self._receive()
 
     def _fail(self, error: PacelineError) -> None:
         if self._error is not None:
@@ -326,15 +346,33 @@ class AsyncEngine:
             await self._process.wait()
 
 
-def merged(deltas: list[SequenceDelta]) -> list[SequenceDelta]:
+def turns(deltas: list[SequenceDelta]) -> list[wire.Report]:
+    """The deltas of a large step a few at a time, first tokens before all others.
+
+    A client that has seen nothing yet waits for its first token; what a step of hundreds of streams takes here,
+    milliseconds, is lost between two tokens of a stream. Between two turns what was written leaves, and new requests
+    are read.
+    """
+    first = [delta for delta in deltas if _begins(delta)]
+    later = [delta for delta in deltas if not _begins(delta)]
+    parts = (first, *(later[start : start + _TURN] for start in range(0, len(later), _TURN)))
+    return [wire.Deltas(part) for part in parts if part]
+
+
+def _begins(delta: SequenceDelta) -> bool:
+    return delta.queue_seconds is not None
+
+
+def merged(deltas: list[SequenceDelta], apart: Container[str] = ()) -> list[SequenceDelta]:
     """With what several steps added to a sequence in one delta, where the steps were plain ones: a stream that is
-    behind then costs one event for all of them. Steps with drafts stay apart, for a token's origin is told by them."""
+    behind then costs one event for all of them. Steps with drafts stay apart, and so do all of the requests `apart`.
+    """
     result: list[SequenceDelta] = []
     open_deltas: dict[tuple[str, int], SequenceDelta] = {}
     for delta in deltas:
         key = (delta.request_id, delta.index)
         before = open_deltas.get(key)
-        if before is not None and _is_plain(delta):
+        if before is not None and _is_plain(delta) and delta.request_id not in apart:
             before.token_ids = before.token_ids + delta.token_ids
             before.text += delta.text
             before.finish_reason, before.stop_reason = delta.finish_reason, delta.stop_reason

@@ -83,6 +83,11 @@ class Generation:
         self._cached = [0] * len(prompts)
         self.speculation = SpeculationCounts()
 
+    def tell_steps(self) -> None:
+        """Each delta is to be one step of the engine. Before the first one."""
+        for request in self._requests:
+            request.wants_steps = True
+
     def prompt_of(self, index: int) -> int:
         """The number of the prompt that an answer belongs to."""
         return index // self.params.n

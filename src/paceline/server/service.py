@@ -89,6 +89,8 @@ class ServerState:
         )
 
     def token_origins(self, generation: Generation) -> TokenOrigins:
+        """Called before the generation's first delta."""
+        generation.tell_steps()
         return TokenOrigins(self.tokenizer, generation.params, generation.num_choices)
 
     def check_model(self, name: str) -> None:
