@@ -38,7 +38,9 @@ def _engine_options(
     dtype: Annotated[str | None, _option("auto, float32, bfloat16 or float16. Default auto.")] = None,
     max_model_len: Annotated[int | None, _option("Longest prompt + answer, in tokens.")] = None,
     max_num_seqs: Annotated[int | None, _option("Most sequences in one step. Default 32.")] = None,
-    max_num_batched_tokens: Annotated[int | None, _option("Most tokens in one step. Default 2048.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, _option("Most tokens in one step. Default 2048; on a CPU 512.")
+    ] = None,
     kv_cache_memory_bytes: Annotated[int | None, _option("Size of the KV cache, target and draft together.")] = None,
     block_size: Annotated[int | None, _option("Positions in one KV block. Default 16.")] = None,
     no_prefix_caching: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -40,7 +41,7 @@ def run_server(
         show_notes(resolved.notes)
         say(f"Loading {resolved.config.model.name} …")
         served = options.served_model_names or (resolved.config.model.name,)
-        return serve(resolved, listener, lambda table, url: _announce(table, url, served), options)
+        return serve(resolved, listener, lambda table, url: _announce(table, url, served, options), options)
 
 
 def _run_for_machines(
@@ -107,12 +108,14 @@ def refuse_with_vllm(access: dict[str, Any], problems: Sequence[str]) -> None:
         raise ConfigurationError(" ".join(told))
 
 
-def _announce(description: dict[str, str], url: str, names: Sequence[str]) -> None:
+def _announce(description: dict[str, str], url: str, names: Sequence[str], options: ServerOptions) -> None:
     show_configuration(description)
     example = f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     console.print(f"Serving [bold]{', '.join(names)}[/] on [bold]{url}[/] (Ctrl-C ends it). Try:", soft_wrap=True)
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if options.access.api_keys is not None else ""
+    trust = f" --cacert {shlex.quote(str(options.access.ssl_certfile))}" if options.access.ssl_certfile else ""
     console.print(
-        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{example}'",
+        f"  curl{trust} {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{example}'",
         soft_wrap=True,
         markup=False,
     )
