@@ -45,7 +45,7 @@ class InProcessExecutor:
 def make_executor(config: EngineConfig, grammars: GrammarStore | None = None, *, compiles: bool = False) -> Executor:
     """Load the models and plan the memory; without `grammars` no request may have one.
 
-    `compiles`: on a CPU, whatever will be compiled is compiled now; a server's memory is flat from then on.
+    `compiles`: on a CPU, whatever will be compiled is compiled now, and not while a server is at work.
 
     Raises ConfigurationError for what cannot run here.
     """
