@@ -38,6 +38,13 @@ class EngineDeadError(PacelineError, RuntimeError):
 class EngineStalledError(PacelineError, RuntimeError):
     """The engine lives and makes no progress; new requests are refused with this until it goes on."""
 
+    def __init__(self, seconds: float) -> None:
+        super().__init__(
+            f"The engine process is alive and has finished no step for {seconds:.0f} s: requests in flight wait, and "
+            "new ones are refused until it goes on. If it does not, restart the server; is the process stopped, does a "
+            "device hang (dmesg)? If steps are just long here, raise --stall-after."
+        )
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ' Did you mean X?' for the nearest known name, or an empty string."""

@@ -16,7 +16,12 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+Format = Literal["text", "json"]
+Level = Literal["debug", "info", "warning", "error"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 _PIECE = 4096  # bytes that a pipe takes at once when it takes any (PIPE_BUF)
 _PATIENCE_MS = 200  # for a reader that is slow; none once a line was dropped
@@ -24,8 +29,8 @@ _PATIENCE_MS = 200  # for a reader that is slow; none once a line was dropped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    format: Literal["text", "json"] = "text"
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Format = "text"
+    level: Level = "info"
     prompts: bool = False  # prompts in the line of each request
 
 

@@ -169,7 +169,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.engine = FakeEngine(fake_config())
         self.is_healthy = True
-        self.is_stalled = False
+        self.stalled_seconds: float | None = None
         self.dies_after: int | None = None  # steps
         self.inbox: dict[str, list[SequenceDelta]] = {}
         self.wanted_steps: list[bool] = []  # of each request so far

@@ -340,3 +340,29 @@ def test_fp8_that_needs_a_gpu_is_refused_without_one(target: str, arguments: dic
 def test_head_of_an_fp8_checkpoint_may_be_quantised(tmp_path: Path) -> None:
     path = write_model(tmp_path / "fp8", quantization_config={"quant_method": "fp8", "activation_scheme": "dynamic"})
     assert resolve(GPU, model=path, quantize_lm_head=True).config.model.quantize_lm_head
+
+
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        ({"kv_cache_memory_bytes": 1000}, None),
+        ({"num_gpu_blocks_override": 7}, None),
+        # 2 (key, value) x 2 heads x 8 x 2 layers x 16 positions x 2 bytes a block, 7 blocks and the null block
+        ({}, 2 * 2 * 8 * 2 * 16 * 2 * 8),
+        ({"dtype": "float32"}, 2 * 2 * 8 * 2 * 16 * 4 * 8),
+        ({"speculative_model": "draft"}, 2 * 2 * 2 * 8 * 2 * 16 * 2 * 8),
+        ({"tensor_parallel_size": 2, "device": "cpu"}, 2 * 1 * 8 * 2 * 16 * 2 * 8),
+    ],
+)
+def test_a_cache_without_room_for_a_sequence_is_told_before_weights_are_read(
+    target: str, draft: str, arguments: dict[str, Any], needed: int | None
+) -> None:
+    """There are no weights here at all."""
+    given = {"model": target, "max_model_len": 100, **arguments}
+    if "speculative_model" in given:
+        given["speculative_model"] = draft
+    if needed is None:
+        assert "one sequence of max_model_len=100 needs 7" in refusal(**given)
+        return
+    assert "Lower max_model_len or raise kv_cache_memory_bytes" in refusal(**given, kv_cache_memory_bytes=needed - 1)
+    resolve(**given, kv_cache_memory_bytes=needed)

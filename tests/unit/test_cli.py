@@ -198,12 +198,33 @@ def test_no_command_takes_a_number_that_is_none() -> None:
     )
     whole, values = typer.main.get_command(app), cycle(["nan", "inf", "-inf", "1e999"])
     for words, option in FLOAT_OPTIONS:
+        if words == ("serve",):
+            continue  # tells it with everything else
         needed = {
             "distill": ["m", "--out", "d"], "generate": ["p"], "tune": ["--prompts", "p"], "offline": ["--model", "m"],
         }.get(words[-1], [])  # fmt: skip
         with pytest.raises(typer.BadParameter, match="finite number") as caught:
             whole.main([*words, *needed, f"{option}={next(values)}"], standalone_mode=False)
         assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("runtime", ["paceline", "vllm"])
+def test_serve_tells_a_number_that_is_none_with_all_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], runtime: str, value: str
+) -> None:
+    options = [option for words, option in FLOAT_OPTIONS if words == ("serve",)]
+    assert {"--shutdown-grace", "--stall-after", "--request-timeout", "--gpu-memory-utilization"} <= set(options)
+    if runtime == "vllm":
+        options.remove("--gpu-memory-utilization")  # vLLM's arguments are read after ours are right
+    wrong = [f"{option}={value}" for option in options]
+    logs = ["--log-format", "xml", "--log-level", "loud"] if runtime == "paceline" else []
+    more = ["--dry-run", "--vllm-version", "0.32"] if runtime == "vllm" else []
+    assert run(monkeypatch, "serve", "m", "--port", "0", "--runtime", runtime, *wrong, *logs, *more) == 2
+    told = capsys.readouterr().err
+    for option in (*options, *logs):
+        assert option.removeprefix("--").replace("-", "_") in told.replace("-", "_")
+    assert "Value error" not in told
 
 
 @pytest.mark.parametrize("option", ["--shutdown-grace", "--stall-after", "--request-timeout", "--body-timeout"])
@@ -238,6 +259,7 @@ def test_all_that_is_wrong_is_one_message(monkeypatch: pytest.MonkeyPatch, capsy
             "--gpu-memory-utilization", "1.5", "--speculative-model", "ngram", "--num-speculative-tokens", "99",
             "--otlp-traces-endpoint", "foo", "--shutdown-grace", "-1", "--api-key-file", "no-such-file",
             "--served-model-name", "", "--served-model-name", "a", "--served-model-name", "a",
+            "--log-format", "xml", "--ssl-certfile", "no-such-cert",
             "--port", str(taken.getsockname()[1]),
         )  # fmt: skip
     assert status == 2
@@ -247,6 +269,8 @@ def test_all_that_is_wrong_is_one_message(monkeypatch: pytest.MonkeyPatch, capsy
         "'no-such-model'", "max_num_seqs", "block_size", "max_model_len", "max_num_batched_tokens", "max_logprobs",
         "kv_cache_memory_bytes", "dtype", "gpu_memory_utilization", "num_speculative_tokens", "--otlp-traces-endpoint",
         "--shutdown-grace", "--api-key-file", "--served-model-name must", "--served-model-name 'a'", "Cannot listen",
+        "--log-format must be text or json, not 'xml'", "--ssl-certfile no-such-cert cannot be used: No such file",
+        "belong together",
     )  # fmt: skip
     assert [name for name in wanted if name not in told] == []
     assert f"{len(wanted)} problems" in told

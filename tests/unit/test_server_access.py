@@ -213,6 +213,17 @@ def test_answers_without_a_length_get_what_the_limit_leaves() -> None:
     )
 
 
+def test_counts_are_written_as_people_write_them() -> None:
+    limits = Limits(AccessOptions(max_request_tokens=40, max_queue=1), 1)
+    with pytest.raises(InvalidRequestError, match=r"^An answer of up to 41 tokens is too long; .* Lower max_tokens\.$"):
+        limits.check_tokens(1, 41, "max_tokens")
+    with pytest.raises(InvalidRequestError, match=r"^2 answers of up to 21 tokens are 42 tokens"):
+        limits.check_tokens(2, 21, "max_tokens")
+    limits.take(limits.enter("a"), 2)
+    with pytest.raises(TooManyRequestsError, match=r"1 answer is waiting, and 1 more does not fit"):
+        limits.take(limits.enter("a"), 1)
+
+
 def test_a_full_queue_is_429() -> None:
     clock = Clock()
     limits = Limits(AccessOptions(max_queue=2), 4, clock)
@@ -393,13 +404,20 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         "max_body_bytes": 3, "requests_per_minute": 0, "request_timeout": -1.0, "max_queue": -1,
     }  # fmt: skip
     read_access_options(given, problems, {})
-    assert len(problems) == 7
+    assert len(problems) == 8
+    assert "--ssl-certfile cert.pem cannot be used: No such file or directory." in problems
     for words in ("--api-key-file", "--allowed-origin", "--ssl-keyfile", "--max-body-bytes", "--requests-per-minute"):
         assert any(words in problem for problem in problems)
     problems.clear()
     read_access_options({"ssl_certfile": "a", "ssl_keyfile": "b"}, problems, {"PACELINE_API_KEYS": "short"})
     assert ["cannot be used" in problems[1], "fewer than 16" in problems[0]] == [True, True]
-    assert "--ssl-certfile a and --ssl-keyfile b" in problems[1]
+    assert [problem[:16] for problem in problems[1:]] == ["--ssl-certfile a", "--ssl-keyfile b "]
+    problems.clear()
+    for name in ("cert", "key"):
+        (tmp_path / name).write_text("not PEM")
+    pair = {"ssl_certfile": str(tmp_path / "cert"), "ssl_keyfile": str(tmp_path / "key")}
+    read_access_options(pair, problems, {})
+    assert [str(tmp_path / name) in problems[0] for name in ("cert", "key")] == [True, True]
 
 
 def test_problems_of_access_and_of_the_engine_come_in_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

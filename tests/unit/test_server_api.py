@@ -370,7 +370,7 @@ def test_completion_stream_of_several_prompts(server: Server) -> None:
         ({"rejection_sample_method": "synthetic"}, "rejection_sample_method", "Unknown field"),
         ({"bad_words": ["x"] * 1001}, "bad_words", "at most 1000"),
         ({"logits_processors": ["f"]}, "logits_processors", "not supported"),
-        ({"logit_bias": {"x": 1}}, "logit_bias", "pattern"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "its keys are token ids as decimal strings"),
         ({"logit_bias": {"5": 500}}, "logit_bias", "-100"),
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "at most max_tokens"),
         ({"stop_token_ids": [2**40]}, "stop_token_ids", "less than"),
@@ -587,6 +587,15 @@ def test_p42_a_dead_engine_is_503(server: Server, stream: bool) -> None:
     assert ok(server.get("/v1/paceline/status"))["state"] == "unhealthy"
 
 
+def test_p42_a_stalled_engine_is_503_that_says_what_for_how_long_and_what_to_do(server: Server) -> None:
+    server.engine.is_healthy, server.engine.stalled_seconds = False, 75.4
+    for path in ("/health", "/health/ready", "/health/live"):
+        error = refused(server.get(path), 503)
+        assert error["code"] == "engine_stalled"
+        for words in ("alive", "no step for 75 s", "restart the server", "--stall-after"):
+            assert words in error["message"]
+
+
 def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(server: Server) -> None:
     server.engine.dies_after = 3
     last = events(server.chat(stream=True, max_tokens=50))[-1]
@@ -600,7 +609,11 @@ def test_an_engine_that_dies_in_a_stream_ends_it_with_an_error_event(server: Ser
 def test_health_models_version(server: Server) -> None:
     for path in ("/health", "/health/ready", "/health/live"):
         assert ok(server.get(path)) == {"status": "ok"}
-        assert server.request("HEAD", path).status_code == 200
+    for path in ("/health", "/health/ready", "/health/live", "/v1/models", "/v1/models/fake", "/metrics", "/version",
+                 "/v1/paceline/status"):  # fmt: skip
+        assert server.request("HEAD", path).status_code == server.get(path).status_code == 200
+        assert not any("head" in item for item in ok(server.get("/openapi.json"))["paths"].values())
+    assert server.request("HEAD", "/v1/models/none").status_code == 404
     models = ok(server.get("/v1/models"))
     assert [model["id"] for model in models["data"]] == ["fake", "org/alias"]
     assert ok(server.get("/v1/models/org/alias"))["object"] == "model"

@@ -232,7 +232,7 @@ class CountingEngine:
     """An engine of counters alone."""
 
     is_healthy = True
-    is_stalled = False
+    stalled_seconds = None
 
     def __init__(self) -> None:
         self.counts = EngineStats()

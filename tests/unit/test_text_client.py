@@ -32,7 +32,7 @@ class EngineHere:
     """An engine client over an engine in this process, for one request at a time."""
 
     is_healthy = True
-    is_stalled = False
+    stalled_seconds = None
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -108,6 +108,11 @@ def resolve_arguments(
     if draft is not None and speculative is not None:
         _check_split("draft_tensor_parallel_size", draft, speculative.draft_tensor_parallel_size or 1, problems)
     config = _configure(engine, speculative, target, draft, machine, problems)
+    if config is not None and not problems:
+        from paceline.arguments.cache_room import check_cache_room
+
+        with _collected(problems):
+            check_cache_room(config, target.architecture, draft.architecture if draft else None)
     _raise(problems)
     assert config is not None
     given = frozenset(arguments)

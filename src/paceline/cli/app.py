@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from paceline.cli.access_options import with_access_options
 from paceline.cli.bench import bench_app
 from paceline.cli.deploy import deploy_app
 from paceline.cli.finite import App
-from paceline.cli.log_options import with_log_options
+from paceline.cli.log_options import read_log_options, with_log_options
 from paceline.cli.old_options import with_old_options
 from paceline.cli.options import with_engine_options
 from paceline.cli.plan import plan
@@ -69,7 +70,7 @@ def _root(
     pass
 
 
-@app.command()
+@app.command(cls=TyperCommand)  # not FiniteCommand: a number that is none is told with everything else
 @with_engine_options
 @with_old_options
 @with_access_options
@@ -135,7 +136,7 @@ def serve(
         shutdown_grace_seconds=shutdown_grace,
         stall_seconds=stall_after,
         access=read_access_options(access, problems),
-        **logs,
+        **read_log_options(logs, problems),
     )
     check_server_options(options, problems)
     vllm = choose_runtime(

@@ -119,7 +119,7 @@ class AsyncEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceDelta, None]:
         self._check_alive()
         if self.is_stalled:
-            raise EngineStalledError(f"The engine has made no progress for {self._idle_seconds:.0f} s.")
+            raise EngineStalledError(self._idle_seconds)
         queue: asyncio.Queue[_Event] = asyncio.Queue()
         self._requests[request.request_id] = queue
         if request.wants_steps:
@@ -164,6 +164,11 @@ class AsyncEngine:
     def is_stalled(self) -> bool:
         """It lives and makes no progress."""
         return self._error is None and self._idle_seconds >= self._stall_seconds
+
+    @property
+    def stalled_seconds(self) -> float | None:
+        """Since its last progress, if it has stalled."""
+        return self._idle_seconds if self.is_stalled else None
 
     @property
     def _idle_seconds(self) -> float:

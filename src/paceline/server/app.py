@@ -21,6 +21,7 @@ from paceline.server.errors import add_error_handlers, json_response
 from paceline.server.health import health_router
 from paceline.server.metrics import Snapshot, render_metrics
 from paceline.server.page.router import page_router
+from paceline.server.paths import get
 from paceline.server.requests import Requests, RequestsMiddleware
 from paceline.server.responses import Json
 from paceline.server.responses_api.router import responses_router
@@ -98,11 +99,11 @@ def _models_router(state: ServerState) -> APIRouter:
             "max_model_len": state.config.model.max_model_len,
         }
 
-    @router.get("/v1/models")
+    @get(router, "/v1/models")
     async def list_models() -> Response:
         return json_response({"object": "list", "data": [card(name) for name in state.names]})
 
-    @router.get("/v1/models/{name:path}")
+    @get(router, "/v1/models/{name:path}")
     async def retrieve_model(name: str) -> Response:
         state.check_model(name)
         return json_response(card(name))
@@ -113,7 +114,7 @@ def _models_router(state: ServerState) -> APIRouter:
 def _status_router(state: ServerState, live: LiveStatus) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/metrics")
+    @get(router, "/metrics")
     async def metrics() -> Response:
         """Prometheus' text format; docs/operations.md says what each metric means."""
         stats = await live.stats()
@@ -122,12 +123,12 @@ def _status_router(state: ServerState, live: LiveStatus) -> APIRouter:
         )
         return Response(render_metrics(snapshot), media_type=CONTENT_TYPE_LATEST)
 
-    @router.get("/v1/paceline/status")
+    @get(router, "/v1/paceline/status")
     async def status() -> Response:
         """What the server does just now: rates over the last seconds, acceptance by position, K, queue, KV use."""
         return json_response(await live.document())
 
-    @router.get("/version")
+    @get(router, "/version")
     async def version() -> Response:
         return json_response({"version": __version__})
 

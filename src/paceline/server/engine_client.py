@@ -14,8 +14,8 @@ class EngineClient(Protocol):
     def is_healthy(self) -> bool: ...
 
     @property
-    def is_stalled(self) -> bool:
-        """It lives, and makes no progress: not healthy."""
+    def stalled_seconds(self) -> float | None:
+        """Since its last progress, where it lives and has stalled (it is not healthy then); else None."""
         ...
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceDelta, None]:

@@ -102,8 +102,7 @@ def error_body(error: BaseException) -> tuple[int, dict[str, Any]]:
         case EngineDeadError():
             return 503, _body(f"The engine is not running: {error}", "service_unavailable", None, "engine_dead")
         case EngineStalledError():
-            message = f"{error} The server takes new requests when it goes on, and is best restarted if it does not."
-            return 503, _body(message, "service_unavailable", None, "engine_stalled")
+            return 503, _body(str(error), "service_unavailable", None, "engine_stalled")
         case ShuttingDownError():
             message = "The server is shutting down; it could not finish this request."
             return 503, _body(message, "service_unavailable", None, "shutting_down")
@@ -211,12 +210,14 @@ def _whole_body_message(request: Request) -> str:
 
 def _field_message(error: Mapping[str, Any]) -> tuple[str, str]:
     """The field's name as OpenAI writes it, messages[0].content, and what is wrong with it."""
-    param = _path(error["loc"][1:])
+    location = error["loc"][1:-2] if error["loc"][-1] == "[key]" else error["loc"][1:]  # a key is no field
+    param = _path(location)
     if error["type"] == "missing":
         return param, f"Missing required field '{param}'."
     if error["type"] == "extra_forbidden":
         return param, f"Unknown field '{param}'."
-    return param, f"'{param}' is wrong: {error['msg'][:1].lower()}{error['msg'][1:]}."
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return param, f"'{param}' is wrong: {message[:1].lower()}{message[1:]}."
 
 
 def _path(location: Sequence[str | int]) -> str:

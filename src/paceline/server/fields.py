@@ -6,16 +6,37 @@ one that is known and not offered is a 400 with the reason (`unsupported.py`).
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
 from paceline.arguments.foreign import Foreign
 from paceline.errors import InvalidRequestError, did_you_mean
 
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # more than that is never meant, and fits nowhere
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-TokenKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+
+
+def matches(pattern: str, words: str) -> Callable[[str], str]:
+    """A check for a text; where it fails the error says `words` and what was given, and no regular expression."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise PydanticCustomError("words", "{words}, not {text}", {"words": words, "text": repr(text[:80])})
+        return text
+
+    return check
+
+
+_TOKEN_KEY = r"^(0|[1-9][0-9]{0,8})$"
+TokenKey = Annotated[
+    str,
+    AfterValidator(matches(_TOKEN_KEY, 'its keys are token ids as decimal strings, such as "11"')),
+    WithJsonSchema({"type": "string", "pattern": _TOKEN_KEY}),
+]
 
 UNSUPPORTED = "unsupported_parameter"
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.errors import EngineDeadError, EngineStalledError
 from paceline.server.errors import NotReadyError, ShuttingDownError, error_body, json_response
+from paceline.server.paths import get
 from paceline.server.telemetry.live import LiveStatus
 
 RETRY_SECONDS = 5
@@ -23,17 +24,13 @@ RETRY_SECONDS = 5
 def health_router(live: LiveStatus) -> APIRouter:
     router = APIRouter()
 
-    @router.head("/health/live", include_in_schema=False)
-    @router.get("/health/live")
+    @get(router, "/health/live")
     async def is_live() -> Response:
         """200 while the engine lives and makes progress, else 503: restart the server."""
         _check_engine(live)
         return json_response({"status": "ok"})
 
-    @router.head("/health", include_in_schema=False)
-    @router.head("/health/ready", include_in_schema=False)
-    @router.get("/health")
-    @router.get("/health/ready")
+    @get(router, "/health", "/health/ready")
     async def is_ready() -> Response:
         """200 while requests are served, else 503."""
         _check_engine(live)
@@ -45,8 +42,11 @@ def health_router(live: LiveStatus) -> APIRouter:
 
 
 def _check_engine(live: LiveStatus) -> None:
+    stalled = live.stalled_seconds
+    if stalled is not None:
+        raise EngineStalledError(stalled)
     if live.state == "unhealthy":
-        raise EngineStalledError("It makes no progress.") if live.is_stalled else EngineDeadError("it has ended.")
+        raise EngineDeadError("it has ended.")
 
 
 class Gate:

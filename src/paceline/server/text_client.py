@@ -25,8 +25,8 @@ class TextClient:
         return self._inner.is_healthy
 
     @property
-    def is_stalled(self) -> bool:
-        return self._inner.is_stalled
+    def stalled_seconds(self) -> float | None:
+        return self._inner.stalled_seconds
 
     async def stats(self) -> EngineStats:
         return await self._inner.stats()

@@ -86,7 +86,7 @@ class Limits:
         if excess > 0:
             waiting = max(0, self.num_sequences - self._max_num_seqs)
             raise self._refuse(
-                f"The server is busy: {_answers(waiting)} waiting, and {num_sequences} more do not fit.",
+                f"The server is busy: {_answers(waiting)} waiting, and {_more(num_sequences)} not fit.",
                 self._seconds_per_sequence * excess / self._max_num_seqs,
                 "queue_full",
             )
@@ -105,8 +105,7 @@ class Limits:
         most = self._options.max_request_tokens
         if most is not None and num_sequences * max_tokens > most:
             raise InvalidRequestError(
-                f"{num_sequences} answers of up to {max_tokens} tokens are {num_sequences * max_tokens} tokens; a "
-                f"request may ask for {most} together. Lower {param} or n.",
+                _too_many_tokens(num_sequences, max_tokens, most, param),
                 param=param,
             )
 
@@ -158,8 +157,21 @@ class Limits:
         return TooManyRequestsError(message, max(1, min(_MAX_WAIT, math.ceil(retry_after))), code)
 
 
+def _too_many_tokens(num_sequences: int, max_tokens: int, most: int, param: str) -> str:
+    if num_sequences == 1:
+        return f"An answer of up to {max_tokens} tokens is too long; a request may ask for {most}. Lower {param}."
+    return (
+        f"{num_sequences} answers of up to {max_tokens} tokens are {num_sequences * max_tokens} tokens; a request may "
+        f"ask for {most} together. Lower {param} or n."
+    )
+
+
 def _answers(count: int) -> str:
     return "1 answer is" if count == 1 else f"{count} answers are"
+
+
+def _more(count: int) -> str:
+    return "1 more does" if count == 1 else f"{count} more do"
 
 
 def _requests(count: int) -> str:

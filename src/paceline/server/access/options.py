@@ -99,13 +99,19 @@ def _origins(given: tuple[str, ...] | list[str], problems: list[str]) -> tuple[s
 
 
 def _check_tls(values: Mapping[str, Any], problems: list[str]) -> None:
+    unreadable = [
+        f"{_flag(name)} {values[name]} cannot be used: {reason}."
+        for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+        if values.get(name) and (reason := _unreadable(values[name])) is not None
+    ]
+    problems += unreadable
     if bool(values.get("ssl_certfile")) != bool(values.get("ssl_keyfile")):
         problems.append("--ssl-certfile and --ssl-keyfile belong together: give both, or neither.")
         return
     if values.get("ssl_ca_certs") and not values.get("ssl_certfile"):
         problems.append("--ssl-ca-certs asks clients for certificates; it needs --ssl-certfile and --ssl-keyfile.")
         return
-    if not values.get("ssl_certfile"):
+    if not values.get("ssl_certfile") or unreadable:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -120,6 +126,14 @@ def _check_tls(values: Mapping[str, Any], problems: list[str]) -> None:
             context.load_verify_locations(values["ssl_ca_certs"])
     except (OSError, ssl.SSLError) as error:
         problems.append(f"--ssl-ca-certs {values['ssl_ca_certs']} cannot be used: {_reason(error)}.")
+
+
+def _unreadable(file: str) -> str | None:
+    try:
+        Path(file).read_bytes()
+    except (OSError, ValueError) as error:
+        return _reason(error)
+    return None
 
 
 def _no_password() -> str:

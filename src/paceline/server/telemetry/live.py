@@ -62,8 +62,8 @@ class LiveStatus:
         return "stopping" if self.is_stopping else "ready"
 
     @property
-    def is_stalled(self) -> bool:
-        return self._engine.is_stalled
+    def stalled_seconds(self) -> float | None:
+        return self._engine.stalled_seconds
 
     async def document(self) -> dict[str, Any]:
         now = await self.stats()

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from paceline.errors import InvalidRequestError
-from paceline.server.fields import UNSUPPORTED, Strict
+from paceline.server.fields import UNSUPPORTED, Strict, matches
 
-FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+FunctionName = Annotated[
+    str,
+    AfterValidator(matches(_NAME, "a name has 1 to 64 letters, digits, '_', '.' or '-'")),
+    WithJsonSchema({"type": "string", "pattern": _NAME}),
+]
 MAX_TOOLS = 128
 
 
