@@ -179,6 +179,7 @@ def test_p42_kill_9_on_the_engine(server: RunningServer) -> None:
         list(stream)
     assert time.monotonic() - began < 5
     assert httpx.get(f"{server.url}/health").status_code == 503
+    assert 'paceline:num_requests_running{model_name="fake"} 0.0' in httpx.get(f"{server.url}/metrics").text
     with pytest.raises(openai.InternalServerError) as late:
         chat(server)
     assert late.value.code == "engine_dead"

@@ -127,6 +127,7 @@ def test_an_answer_that_was_cut_is_incomplete() -> None:
         ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[]"}]}, "input"),
         ({"input": [{"role": "user", "content": "a", "id": 3}]}, "input[0].id"),
+        ({"input": [{"type": "function_call_output", "call_id": "c", "output": "a"}]}, "input[0].call_id"),
         ({"input": "word " * 200}, "input"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),

@@ -200,6 +200,10 @@ def test_calls_and_results_come_back_as_objects(server: Speaking) -> None:
     _, sent, answer = server.prompted[-1]["messages"]
     assert sent["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Rome"}}
     assert answer == {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+    for history in ([result], [result, reply], [reply, {**result, "tool_call_id": "call_2"}]):
+        error = refused(server.chat(messages=[*MESSAGES, *history], tools=TOOLS))
+        assert error["param"].endswith("].tool_call_id")
+        assert "no assistant's message before it" in error["message"]
     wrong = {**reply, "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "[1]"}}]}
     error = refused(server.chat(messages=[*MESSAGES, wrong]))
     assert error["param"] == "messages[1].tool_calls[0].function.arguments"

@@ -28,6 +28,7 @@ import zmq
 
 from paceline.config import EngineConfig
 from paceline.engine import wire
+from paceline.engine.heap import HeapTrimmer, malloc_trim
 from paceline.engine.statistics import EngineStats
 from paceline.errors import InvalidRequestError, PacelineError
 from paceline.logs import LogOptions, set_up_logging
@@ -62,11 +63,13 @@ class EngineLoop:
         commands: zmq.Socket[bytes],
         send: Callable[[wire.Report], None],
         clock: Callable[[], float] = time.monotonic,
+        trimmer: HeapTrimmer | None = None,
     ) -> None:
         self._engine = engine
         self._commands = commands
         self._send = send
         self._clock = clock
+        self._trimmer = trimmer
         self._last_status = float("-inf")
         self._questions = 0
         self._stopped = False
@@ -111,6 +114,8 @@ class EngineLoop:
         deltas = self._engine.step()
         if deltas:
             self._send(wire.Deltas(deltas))
+        if self._trimmer is not None:
+            self._trimmer.maybe_trim()
 
     def _report_status(self) -> None:
         now = self._clock()
@@ -132,7 +137,9 @@ def serve(config: EngineConfig, factory: EngineFactory, commands_url: str, repor
     try:
         engine = factory(config)
         send(wire.Ready(engine.describe()))
-        EngineLoop(engine, commands, send).run()
+        # Where a GPU does the work this heap holds no tensors, and a trim would only delay a step.
+        trimmer = HeapTrimmer(malloc_trim()) if config.device == "cpu" else None
+        EngineLoop(engine, commands, send, trimmer=trimmer).run()
         engine.shutdown()
         return 0
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
@@ -75,6 +76,19 @@ class ChatMessage(Strict):
         if self.role == "tool":
             message["tool_call_id"] = self.tool_call_id
         return message | ({"name": self.name} if self.name else {})
+
+
+def check_results(messages: Sequence[ChatMessage]) -> None:
+    """Every result of a tool is that of a call before it; templates would show any other to the model all the same."""
+    called: set[str] = set()
+    for place, message in enumerate(messages):
+        called |= {call.id for call in message.tool_calls or ()}
+        if message.tool_call_id is not None and message.tool_call_id not in called:
+            raise InvalidRequestError(
+                f"messages[{place}] is the result of a call '{message.tool_call_id:.40}', and no assistant's message "
+                "before it has one with this id in 'tool_calls'.",
+                param=f"messages[{place}].tool_call_id",
+            )
 
 
 class TemplateArguments(BaseModel):

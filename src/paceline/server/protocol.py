@@ -13,7 +13,7 @@ from paceline.arguments.foreign import Foreign
 from paceline.errors import InvalidRequestError
 from paceline.sampling_params import SamplingParams, check_num_logprobs
 from paceline.server.fields import Body, Int, Strict, TokenId, TokenKey
-from paceline.server.messages import ChatMessage, TemplateArguments
+from paceline.server.messages import ChatMessage, TemplateArguments, check_results
 from paceline.server.prompt_field import PromptField
 from paceline.server.tools.fields import MAX_TOOLS, Tool, ToolChoice
 from paceline.server.tools.formats import ToolFormat
@@ -143,6 +143,7 @@ class ChatRequest(GenerationRequest, TemplateArguments):
         place = next((place for place, message in enumerate(self.messages) if message.is_about_tools), None)
         if place is not None and form is None:
             raise InvalidRequestError(f"messages[{place}] cannot be used: {NO_TOOLS}", param=f"messages[{place}]")
+        check_results(self.messages)
         parallel = self.parallel_tool_calls is not False
         return plan_tools(self.tools, self.tool_choice, parallel, self.constraint(), form)
 

@@ -203,8 +203,10 @@ class ResponsesRequest(Body):
             messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             return [*messages, {"role": "user", "content": self.input}]
-        for item in self.input:
+        called: set[str] = set()
+        for place, item in enumerate(self.input):
             if isinstance(item, InputCall):
+                called.add(item.call_id)
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 if messages and messages[-1]["role"] == "assistant":
@@ -212,6 +214,12 @@ class ResponsesRequest(Body):
                 else:
                     messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
             else:
+                if isinstance(item, InputResult) and item.call_id not in called:
+                    raise InvalidRequestError(
+                        f"input[{place}] is the result of a call '{item.call_id:.40}', and no 'function_call' before "
+                        "it has this call_id.",
+                        param=f"input[{place}].call_id",
+                    )
                 messages.append(item.as_message())
         return messages
 
