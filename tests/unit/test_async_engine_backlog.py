@@ -8,14 +8,20 @@ import sys
 import time
 from collections import defaultdict
 
+import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from server_fakes import FakeEngine, fake_config
 
 from paceline.config import EngineConfig
-from paceline.engine.async_engine import AsyncEngine, merged, turns
-from paceline.engine.wire import Deltas
+from paceline.engine.async_engine import AsyncEngine
+from paceline.engine.delta_turns import merged, turns
+from paceline.engine.report_reader import ReportReader
+from paceline.engine.statistics import EngineStats
+from paceline.engine.wire import Deltas, Report, Status, encode
 from paceline.plan import TokenLogprobs
 from paceline.sampling_params import SamplingParams
 from paceline.sequence import EngineRequest, FinishReason, SequenceDelta
@@ -94,6 +100,40 @@ def test_first_tokens_are_handed_out_before_all_others_and_the_rest_in_turns() -
     assert sizes[0] == 1
     assert max(sizes) <= 16
     assert turns([]) == []
+
+
+def test_a_reader_hands_out_all_in_order_also_what_comes_after_its_end() -> None:
+    async def run() -> tuple[list[Report], list[Report]]:
+        context = zmq.asyncio.Context()
+        source, sink = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+        sink.bind("inproc://reports")
+        source.connect("inproc://reports")
+        taken: list[Report] = []
+        arrived: list[Report] = []
+        reader = ReportReader(sink, taken.append, arrived.append, apart=())
+        sent = [Deltas([delta("a", 1)]), Status(EngineStats(), 0), Deltas([delta("a", 2)]), Deltas([delta("a", 3)])]
+        for report in sent[:2]:
+            await source.send(encode(report))
+        reading = asyncio.create_task(reader.run())
+        async with asyncio.timeout(5):
+            while len(taken) < 2:
+                await asyncio.sleep(0)
+        for report in sent[2:]:
+            await source.send(encode(report))
+        reading.cancel()  # before it has looked at them
+        await asyncio.gather(reading, return_exceptions=True)
+        await reader.drain(lambda: False)
+        await source.send(b"what nobody understands")
+        with pytest.raises(msgspec.MsgspecError):
+            await reader.run()
+        context.destroy(linger=0)
+        return taken, arrived
+
+    taken, arrived = asyncio.run(run())
+    assert len(arrived) == 4
+    tokens = [token for report in taken if isinstance(report, Deltas) for d in report.deltas for token in d.token_ids]
+    assert tokens == [1, 2, 3]
+    assert isinstance(taken[1], Status)
 
 
 def make_failing(config: EngineConfig) -> FakeEngine:

@@ -23,10 +23,8 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Container
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
@@ -36,6 +34,8 @@ import zmq.asyncio
 from paceline.config import EngineConfig
 from paceline.engine import wire
 from paceline.engine.core_process import DEFAULT_FACTORY
+from paceline.engine.endpoints import endpoint, private_directory
+from paceline.engine.report_reader import ReportReader
 from paceline.engine.statistics import EngineStats
 from paceline.errors import EngineDeadError, EngineStalledError, PacelineError
 from paceline.logs import LogOptions
@@ -47,11 +47,7 @@ STALL_SECONDS = 60.0  # without a report: a step of a healthy engine is far shor
 STOP_SECONDS = 5.0
 _STATS_SECONDS = 2.0
 SECRETS = ("PACELINE_API_KEYS",)  # in the environment, and none of the engine's business
-_TURN = 16  # deltas handed out between two rounds of the event loop
-_ROUNDS_TO_BEGIN = 10  # of the event loop, in which a stream sends its head and its first token
-_MOST_BACKLOG = 8  # reports that are read before any is handed out
 _WATCH_SECONDS = 0.5  # between two looks at its progress
-_MAX_SOCKET_PATH = 100  # bytes that every Unix leaves for the path of a socket
 
 _Event = SequenceDelta | PacelineError
 
@@ -63,12 +59,10 @@ class AsyncEngine:
         self._stall_seconds = stall_seconds
         self._context = zmq.asyncio.Context()
         self._commands = self._bind(zmq.PUSH, "commands")
-        self._reports = self._bind(zmq.PULL, "reports")
         self._requests: dict[str, asyncio.Queue[_Event]] = {}
         self._apart: set[str] = set()  # requests whose steps are not merged
-        self._messages: deque[bytes] = deque()  # read and not looked at
-        self._turns: deque[wire.Report] = deque()  # to be handed out
-        self._receiving: asyncio.Future[bytes] | None = None
+        reports = self._bind(zmq.PULL, "reports")
+        self._reader = ReportReader(reports, self._take, self._note_progress, self._apart)
         self._questions: list[asyncio.Future[EngineStats]] = []
         self._ready: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._stats = EngineStats()
@@ -87,10 +81,10 @@ class AsyncEngine:
         logs: LogOptions | None = None,
     ) -> AsyncEngine:
         logs = logs or LogOptions()
-        home = _private_directory()
+        home = private_directory()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "paceline.engine.core_process", "--factory", factory),
-            *("--commands", _endpoint(home, "commands"), "--reports", _endpoint(home, "reports")),
+            *("--commands", endpoint(home, "commands"), "--reports", endpoint(home, "reports")),
             *("--log-format", logs.format, "--log-level", logs.level),
             stdin=asyncio.subprocess.PIPE,
             env={name: value for name, value in os.environ.items() if name not in SECRETS},
@@ -200,7 +194,7 @@ class AsyncEngine:
     def _bind(self, kind: int, name: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
         socket.set_hwm(0)
-        socket.bind(_endpoint(self._home, name))
+        socket.bind(endpoint(self._home, name))
         return socket
 
     def _send(self, command: wire.Command) -> None:
@@ -217,50 +211,15 @@ class AsyncEngine:
             raise EngineDeadError(str(self._error))
 
     async def _read_reports(self) -> None:
-        """Cancelled when the process ends; what it has read by then is handed out by `_drain`."""
+        """Cancelled when the process ends; the reader's `drain` hands out what it has read by then."""
         try:
-            while True:
-                await self._receive()
-                while len(self._messages) < _MOST_BACKLOG and await self._reports.poll(0):
-                    await self._receive()
-                self._sort_messages()
-                while self._turns:
-                    is_beginning = self._hand_out()
-                    for _ in range(_ROUNDS_TO_BEGIN if is_beginning else 1):
-                        await asyncio.sleep(0)
+            await self._reader.run()
         except msgspec.MsgspecError as error:
             self._fail(EngineDeadError(f"The engine process sent what nobody understands: {error}"))
 
-    async def _receive(self) -> None:
-        receiving = self._receiving = asyncio.ensure_future(self._reports.recv())
-        await receiving
-        self._keep_received()
-
-    def _keep_received(self) -> None:
-        """A message may have come in the moment in which who waited for it was cancelled."""
-        received, self._receiving = self._receiving, None
-        if received is not None and received.done() and not received.cancelled():
-            self._messages.append(received.result())
-
-    def _sort_messages(self) -> None:
-        """What was read, as turns in order. There is more than one message where this process cannot keep up."""
-        deltas: list[SequenceDelta] = []
-        while self._messages:
-            report = wire.decode_report(self._messages.popleft())
-            if self._is_progress(report):
-                self._last_progress = time.monotonic()
-            if isinstance(report, wire.Deltas):
-                deltas += report.deltas
-                continue
-            self._turns += (*turns(merged(deltas, self._apart)), report)
-            deltas = []
-        self._turns += turns(merged(deltas, self._apart))
-
-    def _hand_out(self) -> bool:
-        """The next turn. Did it begin streams?"""
-        turn = self._turns.popleft()
-        self._take(turn)
-        return isinstance(turn, wire.Deltas) and _begins(turn.deltas[0])
+    def _note_progress(self, report: wire.Report) -> None:
+        if self._is_progress(report):
+            self._last_progress = time.monotonic()
 
     def _is_progress(self, report: wire.Report) -> bool:
         """A heartbeat shows life; with work at hand it takes a step as well."""
@@ -298,7 +257,8 @@ class AsyncEngine:
     async def _watch_process(self, reader: asyncio.Task[None]) -> None:
         status = await self._process.wait()
         reader.cancel()
-        await self._drain()
+        with contextlib.suppress(msgspec.MsgspecError):  # half a message, of a process that was killed
+            await self._reader.drain(lambda: self._error is not None)
         self._fail(EngineDeadError(f"The engine process ended {_how(status)}."))
 
     async def _watch_progress(self) -> None:
@@ -315,18 +275,6 @@ class AsyncEngine:
                 logger.warning("The engine goes on.")
             was_stalled = self.is_stalled
             await asyncio.sleep(_WATCH_SECONDS)
-
-    async def _drain(self) -> None:
-        """Hand out, in order, what the process sent before it ended; its last words say why."""
-        self._keep_received()
-        while self._error is None:
-            while self._turns:
-                self._hand_out()
-            self._sort_messages()
-            if not self._turns:
-                if not await self._reports.poll(50):
-                    return
-                await self._receive()
 
     def _fail(self, error: PacelineError) -> None:
         if self._error is not None:
@@ -351,59 +299,6 @@ class AsyncEngine:
             await self._process.wait()
 
 
-def turns(deltas: list[SequenceDelta]) -> list[wire.Report]:
-    """The deltas of a large step a few at a time, first tokens before all others.
-
-    A client that has seen nothing yet waits for its first token; what a step of hundreds of streams takes here,
-    milliseconds, is lost between two tokens of a stream. Between two turns what was written leaves, and new requests
-    are read.
-    """
-    first = [delta for delta in deltas if _begins(delta)]
-    later = [delta for delta in deltas if not _begins(delta)]
-    parts = (first, *(later[start : start + _TURN] for start in range(0, len(later), _TURN)))
-    return [wire.Deltas(part) for part in parts if part]
-
-
-def _begins(delta: SequenceDelta) -> bool:
-    return delta.queue_seconds is not None
-
-
-def merged(deltas: list[SequenceDelta], apart: Container[str] = ()) -> list[SequenceDelta]:
-    """With what several steps added to a sequence in one delta, where the steps were plain ones: a stream that is
-    behind then costs one event for all of them. Steps with drafts stay apart, and so do all of the requests `apart`.
-    """
-    result: list[SequenceDelta] = []
-    open_deltas: dict[tuple[str, int], SequenceDelta] = {}
-    for delta in deltas:
-        key = (delta.request_id, delta.index)
-        before = open_deltas.get(key)
-        if before is not None and _is_plain(delta) and delta.request_id not in apart:
-            before.token_ids = before.token_ids + delta.token_ids
-            before.text += delta.text
-            before.finish_reason, before.stop_reason = delta.finish_reason, delta.stop_reason
-            before.speculation = delta.speculation
-        else:
-            result.append(delta)
-            before = delta
-        if before.finish_reason is None and _is_plain(before):
-            open_deltas[key] = before
-        else:
-            open_deltas.pop(key, None)
-    return result
-
-
-def _is_plain(delta: SequenceDelta) -> bool:
-    """Nothing but tokens and perhaps an ordinary end."""
-    return (
-        not delta.num_drafted
-        and delta.queue_seconds is None
-        and delta.logprobs is None
-        and delta.prompt_logprobs is None
-        and delta.error is None
-        and delta.refusal is None
-    )
-
-
 def _how(status: int) -> str:
     if status == -signal.SIGKILL:
         return (
@@ -411,16 +306,3 @@ def _how(status: int) -> str:
             "say which). Then give it more memory, or lower --kv-cache-memory-bytes or --max-model-len"
         )
     return f"by signal {-status}" if status < 0 else f"with status {status}"
-
-
-def _private_directory() -> Path:
-    """A new directory that only this user may enter; under /tmp where the usual place has too long a name."""
-    home = Path(tempfile.mkdtemp(prefix="paceline-"))
-    if len(str(home)) + len("/commands") <= _MAX_SOCKET_PATH:
-        return home
-    home.rmdir()
-    return Path(tempfile.mkdtemp(prefix="paceline-", dir="/tmp"))
-
-
-def _endpoint(home: Path, name: str) -> str:
-    return f"ipc://{home / name}"
