@@ -93,7 +93,9 @@ def render(
 
 @deploy_app.command()
 def check(
-    files: Annotated[list[Path], typer.Argument(help="Files or folders of manifests, YAML or JSON.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Manifests, YAML or JSON: files, folders, or - (standard input).")
+    ],
     crds: Annotated[Path | None, _option("CRDs to check custom resources against: a file or a folder.")] = None,
     kubernetes_version: Annotated[str, _option("Of the built-in kinds' schemas. Default 1.36.")] = "1.36",
     previous: Annotated[
@@ -111,6 +113,8 @@ def check(
 
       paceline deploy check manifests
 
+      kubectl kustomize production | paceline deploy check -
+
       kubectl get crd -o yaml > crds.yaml && paceline deploy check manifests --crds crds.yaml
 
       paceline deploy check manifests --server
@@ -122,6 +126,10 @@ def check(
 
     if context is not None and not server:
         raise ConfigurationError("--context is kubectl's, and asks for --server.")
+    if server and Path("-") in files:
+        raise ConfigurationError("--server has kubectl read the files itself: give files or folders, not -.")
+    if files.count(Path("-")) > 1:
+        raise ConfigurationError("- is given twice, and standard input can be read once.")
     report = check_files(files, kubernetes_version=kubernetes_version, crds=crds, previous=previous)
     refused = server_dry_run(files, context) if server else []
     show_notes(report.notes)

@@ -11,7 +11,7 @@ from paceline.deploy.target import Target
 from paceline.deploy.values import MOST_GPUS
 from paceline.errors import ConfigurationError
 
-_SHORT = {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size"}
+SHORT_OPTIONS = {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size"}
 
 
 def with_gpus(target: Target, server: ServerCommand) -> Target:
@@ -27,7 +27,7 @@ def gpus_in_words(words: Sequence[str]) -> int | None:
     from paceline.runtimes.vllm import GPU_FACTORS, OF_SEVERAL
 
     flat = [part.strip("\"'") for word in words for part in word.replace("=", " ").split()]
-    names = [_SHORT.get(word, word.removeprefix("--").replace("_", "-")) for word in flat]
+    names = [SHORT_OPTIONS.get(word, word.removeprefix("--").replace("_", "-")) for word in flat]
     if "serve" not in flat and not any("vllm" in word for word in flat):
         return None
     if "ray" in flat or any(name in (*OF_SEVERAL, "nnodes", "nodes") for name in names):

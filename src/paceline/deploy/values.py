@@ -10,30 +10,30 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from paceline.deploy.names import LABEL, PART, PREFIX, SUBDOMAIN, SUBDOMAIN_WORDS
+
 Platform = Literal["kubernetes", "kserve", "kserve-llm"]
 Runtime = Literal["paceline", "vllm"]
 MOST_GPUS = 8  # of a pod, and of a node
 AccessMode = Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
 
-_LABEL = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+_LABEL = rf"^{LABEL}$"
 Replicas = Annotated[int, Field(ge=1, le=2**31 - 1)]  # an int32 of Kubernetes
 DnsLabel = Annotated[str, Field(pattern=_LABEL, max_length=63)]
 Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$")]
-_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
-DnsName = Annotated[str, Field(pattern=rf"^{_SUBDOMAIN}$", max_length=253)]
-_PREFIX, _NAME = rf"{_SUBDOMAIN}/", r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-LabelKey = Annotated[str, Field(pattern=rf"^({_PREFIX})?{_NAME}$", max_length=317)]
-LabelValue = Annotated[str, Field(pattern=rf"^({_NAME})?$")]
-ResourceName = Annotated[str, Field(pattern=rf"^{_PREFIX}{_NAME}$", max_length=317)]
+DnsName = Annotated[str, Field(pattern=rf"^{SUBDOMAIN}$", max_length=253)]
+LabelKey = Annotated[str, Field(pattern=rf"^({PREFIX})?{PART}$", max_length=317)]
+LabelValue = Annotated[str, Field(pattern=rf"^({PART})?$")]
+ResourceName = Annotated[str, Field(pattern=rf"^{PREFIX}{PART}$", max_length=317)]
 _VERSION = r"^[0-9]+\.[0-9]+(\.[0-9]+)?$"
 
 IN_WORDS = {  # for messages, instead of the patterns
     _LABEL: "lower-case letters, digits and '-', beginning with a letter",
     r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$": "a whole number with Mi, Gi, Ti, M, G or T, such as 16Gi (1536Gi, not 1.5Ti)",
-    rf"^{_SUBDOMAIN}$": "lower-case letters, digits, '-' and '.', as names of objects are",
-    rf"^({_PREFIX})?{_NAME}$": "a label's key: letters, digits, '-', '_' and '.', perhaps after a domain and '/'",
-    rf"^({_NAME})?$": "a label's value: at most 63 letters, digits, '-', '_' and '.'",
-    rf"^{_PREFIX}{_NAME}$": "a domain and a name, such as nvidia.com/gpu",
+    rf"^{SUBDOMAIN}$": SUBDOMAIN_WORDS,
+    rf"^({PREFIX})?{PART}$": "a label's key: letters, digits, '-', '_' and '.', perhaps after a domain and '/'",
+    rf"^({PART})?$": "a label's value: at most 63 letters, digits, '-', '_' and '.'",
+    rf"^{PREFIX}{PART}$": "a domain and a name, such as nvidia.com/gpu",
     _VERSION: "a version, such as 0.32.0",
 }
 

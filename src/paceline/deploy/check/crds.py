@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from paceline.deploy.check.documents import SUFFIXES, load_objects
+from paceline.deploy.check.documents import load_objects
 from paceline.deploy.check.findings import Finding, Json, error, warning
+from paceline.deploy.check.kustomize import SUFFIXES
 from paceline.errors import ConfigurationError
 
 Key = tuple[str, str]  # apiVersion, kind

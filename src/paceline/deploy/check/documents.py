@@ -1,24 +1,31 @@
-"""Read manifests: files and folders of YAML or JSON, several documents a file, Lists unpacked."""
+"""Read manifests: files, folders and standard input, YAML or JSON, several documents a file, Lists unpacked.
+
+A folder with a kustomization is what that makes: its files as they are, or an overlay, built.
+"""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from paceline.deploy.check import kustomize
 from paceline.deploy.check.findings import Document
+from paceline.deploy.check.kustomize import SUFFIXES
 from paceline.deploy.strict_yaml import StrictLoader
 from paceline.errors import ConfigurationError
 
-SUFFIXES = (".yaml", ".yml", ".json")
+STDIN = Path("-")
 
 
 def read_documents(paths: Sequence[Path]) -> list[Document]:
-    """Raises ConfigurationError for what is no manifest at all; kustomizations are left out."""
-    found = [document for path in paths for file in _files(path) for document in _read(file)]
+    """Raises ConfigurationError for what is no manifest at all; kustomizations are documents only where they are wrong
+    about their files."""
+    found = [document for path in paths for document in _read_path(path)]
     if not found:
         raise ConfigurationError(f"No manifests in {', '.join(map(str, paths)) or 'nothing'}.")
     return found
@@ -27,31 +34,58 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
 def load_objects(file: Path) -> list[Any]:
     """Every document of a file that is not empty."""
     try:
-        text = file.read_text()
-        if file.suffix == ".json":
-            return [json.loads(text)]
-        return [content for content in yaml.load_all(text, Loader=StrictLoader) if content is not None]
+        text = sys.stdin.read() if file == STDIN else file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"Cannot read {file}: {getattr(error, 'strerror', None) or error}.") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigurationError(f"{file} cannot be read: {' '.join(str(error).split())}") from None
+    return parse_objects(text, str(file))
 
 
-def _files(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-    return [path]
+def parse_objects(text: str, name: str) -> list[Any]:
+    try:
+        if name.endswith(".json"):
+            return [json.loads(text)]
+        return [content for content in yaml.load_all(text, Loader=StrictLoader) if content is not None]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{name} cannot be read: {' '.join(str(error).split())}") from None
 
 
-def _read(file: Path) -> Iterator[Document]:
-    for content in load_objects(file):
+def _read_path(path: Path) -> Iterator[Document]:
+    if path == STDIN:
+        yield from _documents(load_objects(path), "standard input")
+    elif path.is_dir() or path.name in kustomize.NAMES:
+        yield from _folder(path if path.is_dir() else path.parent)
+    else:
+        yield from _file(path)
+
+
+def _folder(folder: Path) -> Iterator[Document]:
+    file = kustomize.kustomization_of(folder)
+    for content in kustomize.with_kind(load_objects(file)) if file else []:
+        wrong = list(kustomize.kustomization_findings(file, content)) if file else []
+        if wrong:
+            yield Document(str(file), content)
+        if kustomize.is_overlay(folder, content):
+            if not any(finding.level == "error" for finding in wrong):
+                yield from _documents(parse_objects(kustomize.build(folder), ""), f"{folder} (built)", is_built=True)
+            return
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir():
+            yield from _folder(entry)
+        elif entry.suffix in SUFFIXES and entry.is_file() and entry != file:
+            yield from _file(entry)
+
+
+def _file(file: Path) -> Iterator[Document]:
+    yield from _documents(load_objects(file), str(file))
+
+
+def _documents(objects: Sequence[Any], name: str, *, is_built: bool = False) -> Iterator[Document]:
+    for content in objects:
         items = (
             content.get("items") if isinstance(content, dict) and str(content.get("kind")).endswith("List") else None
         )
         for item in items if isinstance(items, list) else [content]:
             if not isinstance(item, dict) or not all(isinstance(item.get(key), str) for key in ("apiVersion", "kind")):
-                raise ConfigurationError(
-                    f"{file} holds something that is no Kubernetes object: no apiVersion and kind."
-                )
-            if not item["apiVersion"].startswith("kustomize.config.k8s.io/"):
-                yield Document(str(file), item)
+                raise ConfigurationError(f"{name} holds what is no Kubernetes object: no apiVersion and kind.")
+            if not kustomize.is_kustomization(item):
+                yield Document(name, item, is_built)

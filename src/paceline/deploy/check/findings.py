@@ -22,6 +22,7 @@ class Document:
 
     file: str
     content: Json
+    is_built: bool = False  # by kustomize, from objects that may be among the files as well
 
     @property
     def kind(self) -> str:
@@ -31,7 +32,7 @@ class Document:
     def label(self) -> str:
         metadata = self.content.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        return f"{self.file}: {self.kind}/{name}"
+        return f"{self.file}: {self.kind}" + ("" if name is None else f"/{name}")
 
 
 @dataclass(slots=True)

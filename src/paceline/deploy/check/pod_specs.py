@@ -9,6 +9,7 @@ from typing import Any
 from paceline.deploy.check.findings import Json
 
 _TEMPLATES = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job")
+_RESTARTS_OF_JOBS = ("OnFailure", "Never")
 # Volumes of KServe's LLM template, into which an LLMInferenceService is merged.
 _LLM_TEMPLATE_VOLUMES = frozenset({"home", "dshm", "model-cache", "tls-certs"})
 
@@ -22,6 +23,8 @@ class PodSpec:
     inherits_probes: bool = False  # merged into KServe's template, which has the handlers
     serves: bool = True  # for long, with clients; a Job does not
     is_whole: bool = False  # Kubernetes' own kinds: nothing is merged in
+    is_of_node: bool = False  # a DaemonSet's, which may be there for the node itself
+    restarts: tuple[str, ...] | None = None  # what restartPolicy may be; None: anything
 
 
 def pod_specs(content: Json) -> Iterator[PodSpec]:
@@ -30,14 +33,33 @@ def pod_specs(content: Json) -> Iterator[PodSpec]:
         yield PodSpec("$.spec", spec, is_whole=True)
     elif kind in _TEMPLATES:
         of_template = _mapping(_mapping(spec.get("template")).get("spec"))
-        yield PodSpec("$.spec.template.spec", of_template, serves=kind != "Job", is_whole=True)
+        yield PodSpec(
+            "$.spec.template.spec",
+            of_template,
+            serves=kind != "Job",
+            is_whole=True,
+            is_of_node=kind == "DaemonSet",
+            restarts=_RESTARTS_OF_JOBS if kind == "Job" else ("Always",),
+        )
     elif kind == "CronJob":
         template = _mapping(_mapping(_mapping(spec.get("jobTemplate")).get("spec")).get("template"))
         yield PodSpec(
-            "$.spec.jobTemplate.spec.template.spec", _mapping(template.get("spec")), serves=False, is_whole=True
+            "$.spec.jobTemplate.spec.template.spec",
+            _mapping(template.get("spec")),
+            serves=False,
+            is_whole=True,
+            restarts=_RESTARTS_OF_JOBS,
         )
     elif kind in ("ServingRuntime", "ClusterServingRuntime"):
         yield PodSpec("$.spec", spec)
+        if "workerSpec" in spec:
+            yield PodSpec("$.spec.workerSpec", _mapping(spec["workerSpec"]), None)
+    elif kind == "LeaderWorkerSet":
+        for name in ("leaderTemplate", "workerTemplate"):
+            template = _mapping(_mapping(spec.get("leaderWorkerTemplate")).get(name))
+            if template:
+                path = f"$.spec.leaderWorkerTemplate.{name}.spec"
+                yield PodSpec(path, _mapping(template.get("spec")), serves=name == "leaderTemplate", is_whole=True)
     elif kind == "InferenceService":
         yield from _inference_service(spec)
     elif kind == "LLMInferenceService":

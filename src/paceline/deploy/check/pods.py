@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from paceline.deploy.check.findings import Finding, Json, error, warning
 from paceline.deploy.check.pod_specs import PodSpec, command_words, containers
 from paceline.deploy.gpus import gpus_in_words
-from paceline.deploy.quantity import to_bytes
 
-_PLAIN = ("cpu", "memory", "ephemeral-storage")
 _START_SECONDS = 30 * 60
 _DEFAULT_GRACE_SECONDS = 30
 
@@ -38,22 +36,6 @@ def _volumes(pod: PodSpec) -> Iterator[Finding]:
             places.add(place)
 
 
-def _extended_resources(pod: PodSpec) -> Iterator[Finding]:
-    """GPUs cannot be overcommitted: a request without the same limit is refused, and a limit alone sets the request."""
-    for path, container in containers(pod.spec):
-        resources = container.get("resources") or {}
-        requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
-        for name in sorted(set(requests) | set(limits)):
-            if name in _PLAIN or name.startswith("hugepages-"):
-                continue
-            requested, limit = requests.get(name), limits.get(name)
-            if limit is None or (requested is not None and str(requested) != str(limit)):
-                yield error(
-                    f"{pod.path}{path}.resources",
-                    f"{name}: the request ({requested}) must equal the limit ({limit}).",
-                )
-
-
 def _gpus_used(pod: PodSpec) -> Iterator[Finding]:
     """A server uses all of its pod's GPUs or does not start. Over several pods, no one command says how many."""
     for path, container in _servers(pod):
@@ -64,28 +46,6 @@ def _gpus_used(pod: PodSpec) -> Iterator[Finding]:
                 yield error(
                     f"{pod.path}{path}.resources", f"{name} is {count}, and the command makes the server use {used}."
                 )
-
-
-def _memory(pod: PodSpec) -> Iterator[Finding]:
-    for path, container in containers(pod.spec):
-        resources = container.get("resources") or {}
-        memory = (resources.get("limits") or {}).get("memory")
-        mounts = {mount.get("name") for mount in container.get("volumeMounts") or []}
-        in_memory = [
-            volume["emptyDir"]["sizeLimit"]
-            for volume in pod.spec.get("volumes") or []
-            if volume.get("name") in mounts
-            and (volume.get("emptyDir") or {}).get("medium") == "Memory"
-            and "sizeLimit" in volume["emptyDir"]
-        ]
-        try:
-            if memory is not None and in_memory and sum(map(to_bytes, in_memory)) >= to_bytes(memory):
-                yield error(
-                    f"{pod.path}{path}.resources.limits.memory",
-                    f"{memory} is no more than its volumes in memory ({', '.join(in_memory)}), which count towards it.",
-                )
-        except ValueError:
-            continue  # quantities in fractions: valid, and not worth a rule
 
 
 def _shared_memory(pod: PodSpec) -> Iterator[Finding]:
@@ -158,6 +118,24 @@ def _security(pod: PodSpec) -> Iterator[Finding]:
             )
 
 
+def _host(pod: PodSpec) -> Iterator[Finding]:
+    """What gives a pod its node; the baseline Pod Security Standard refuses all of it."""
+    of_node = [name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.spec.get(name) is True]
+    of_node += [f"hostPath ({v.get('name')})" for v in pod.spec.get("volumes") or [] if "hostPath" in v]
+    if of_node:
+        yield warning(pod.path, f"{', '.join(of_node)}: the pod reaches into its node; a server needs none of it.")
+    for path, container in containers(pod.spec):
+        context = {**(pod.spec.get("securityContext") or {}), **(container.get("securityContext") or {})}
+        place = f"{pod.path}{path}.securityContext"
+        if context.get("privileged") is True:
+            said = warning if pod.is_of_node else error
+            yield said(place, "privileged: true is root on the node. A server needs it not: leave it out.")
+            if context.get("allowPrivilegeEscalation") is False:
+                yield error(place, "privileged: true and allowPrivilegeEscalation: false exclude each other.")
+        if context.get("runAsNonRoot") is True and context.get("runAsUser") == 0:
+            yield error(place, "runAsNonRoot with runAsUser 0: the container would never start.")
+
+
 def _tag(image: str) -> str:
     return image.rsplit("/", 1)[-1].partition(":")[2]
 
@@ -187,6 +165,5 @@ def _is_gpu(container: Json) -> bool:
 
 
 _RULES: tuple[Callable[[PodSpec], Iterator[Finding]], ...] = (
-    _containers, _gpus_used, _volumes, _extended_resources, _memory, _shared_memory, _probes, _ending,
-    _service_links, _security,
+    _containers, _gpus_used, _volumes, _shared_memory, _probes, _ending, _service_links, _security, _host,
 )  # fmt: skip

@@ -23,7 +23,8 @@ def volumes_of_runtime(documents: Sequence[Document], content: Json) -> frozense
 def together_findings(document: Document, documents: Sequence[Document]) -> Iterator[Finding]:
     content = document.content
     first = next(other for other in documents if _identity(other.content) == _identity(content))
-    if first is not document and _identity(content)[-1] is not None:
+    built = first.is_built != document.is_built or (first.is_built and first.file != document.file)
+    if first is not document and not built and _identity(content)[-1] is not None:
         yield error("$.metadata.name", f"the same object is in {first.file} already: the last one applied would win.")
     if document.kind == "Service" and _name(content) in _RUNTIME_NAMES:
         yield error(
