@@ -4,7 +4,7 @@ It takes the fused projection as the product left it: rotation, storing the new 
 splits together are one kernel, which fills its rings from the cache before the projection is done. Beside it the
 quantisation of its result, which finds each token's largest magnitude already known.
 
-The model does not call it yet: it awaits its tests and timings on a card. The general ways are `rotary_kv.py` and
+Where it is faster (`is_faster`) the model calls it. The general ways are `rotary_kv.py` and
 `paged_attention.py`; what they promise holds here too, for what `fits`.
 """
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.kernels.cuda_program import CudaProgram, runs_cuda_programs
 from paceline.kernels.fp8 import FP8, FP8_MAX, SMALLEST_AMAX, QuantizedRows
-from paceline.kernels.paged_attention import num_splits_for
 from paceline.kernels.triton_support import (
     jit,
     launch_options,
@@ -30,9 +30,9 @@ from paceline.kernels.triton_support import (
 
 BLOCK_SIZE = 16
 _MAX_QUERIES = 64  # of all heads that share a key-value head
-_THREADS = 128
-_STAGES = 3  # as in the kernel's file
-_KEYS_AT_ONCE = 64
+_KEYS_OF_A_SPLIT = 256  # at least
+_MAX_SPLITS = 16
+_MULTIPROCESSORS = 132
 _LOG2_E = 1.4426950408889634
 _NUM_COUNTERS = 1 << 16
 
@@ -54,6 +54,18 @@ def fits(qkv: Tensor, kv_layer: Tensor, num_heads: int, num_kv_heads: int, query
     )
 
 
+def is_faster(num_rows: int, num_kv_heads: int, head_dim: int, queries: int) -> bool:
+    """Than the general kernels, with `queries` of all heads that share a key-value head; by measurement on one H200.
+
+    One row of many queries wants more splits than putting them together in the same kernel is worth, and from some
+    512 programs on the copies of the general kernel are as fast.
+    """
+    programs = num_rows * num_kv_heads
+    if head_dim <= 64:
+        return queries <= 16
+    return programs <= 512 if queries <= 16 else 32 <= programs <= 256
+
+
 def decode_attention(
     qkv: Tensor, rotary_table: Tensor, positions: Tensor, slots: Tensor, kv_layer: Tensor, block_tables: Tensor,
     kv_lens: Tensor, num_heads: int, query_len: int, *, max_kv_len: int | None = None, num_splits: int | None = None,
@@ -73,7 +85,7 @@ def decode_attention(
     if num_tokens != num_rows * query_len:
         raise ValueError(f"{num_tokens} tokens are not {num_rows} rows of {query_len} queries.")
     longest = max_kv_len or block_tables.shape[1] * BLOCK_SIZE
-    splits = num_splits or num_splits_for(num_rows, num_kv_heads, longest, _KEYS_AT_ONCE)
+    splits = num_splits or num_splits_for(num_rows, num_kv_heads, longest)
     device = qkv.device
     out = torch.empty((num_tokens, num_heads * head_dim), dtype=qkv.dtype, device=device)
     amax = torch.empty((num_tokens, num_kv_heads), dtype=torch.float32, device=device)
@@ -82,14 +94,15 @@ def decode_attention(
     peaks, totals = torch.empty((2, parts), dtype=torch.float32, device=device)
     u32, u64, pointer = ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
     group = num_heads // num_kv_heads
+    form = form_for(num_rows * splits * num_kv_heads, group * query_len)
     tensors = (
         qkv, rotary_table, positions.contiguous(), slots.contiguous(), kv_layer, block_tables, kv_lens.contiguous(),
         out, amax, partial, peaks, totals, _counters(device, num_rows * num_kv_heads),
     )  # fmt: skip
-    _program(head_dim, group, query_len, rotary_table.dtype == torch.float32).launch(
+    _program(head_dim, group, query_len, form, rotary_table.dtype == torch.float32).launch(
         num_rows * splits * num_kv_heads,
-        _THREADS,
-        shared_bytes(head_dim, group * query_len),
+        32 * form.warps,
+        shared_bytes(head_dim, group * query_len, form),
         [
             *(pointer(tensor.data_ptr()) for tensor in tensors),
             u64(qkv.stride(0)), u64(block_tables.stride(0)), u64(kv_layer.stride(0)), u64(kv_layer.stride(1)),
@@ -99,13 +112,35 @@ def decode_attention(
     return out, amax
 
 
-def shared_bytes(head_dim: int, queries: int) -> int:
+class Form(NamedTuple):
+    """Of a program."""
+
+    warps: int
+    stages: int = 3  # of 16 keys, in the ring of each stream of warps
+
+    def stream_warps(self, queries: int) -> int:
+        """That share a ring: each has a tile of 16 queries."""
+        tiles = -(-queries // 16)
+        return 1 if tiles == 1 else 2 if tiles == 2 else 4
+
+
+def form_for(num_programs: int, queries: int) -> Form:
+    """Eight warps where a program has a multiprocessor to itself or many queries; by measurement on one H200."""
+    return Form(8) if queries > 16 or num_programs <= _MULTIPROCESSORS else Form(4)
+
+
+def num_splits_for(num_rows: int, num_kv_heads: int, max_kv_len: int) -> int:
+    """Splits of the keys: two programs a multiprocessor at most, and none of few keys."""
+    wanted = 2 * _MULTIPROCESSORS // (num_rows * num_kv_heads)
+    return max(1, min(wanted, _MAX_SPLITS, max_kv_len // _KEYS_OF_A_SPLIT))
+
+
+def shared_bytes(head_dim: int, queries: int, form: Form) -> int:
     """Of a program: its queries, the chunk's own block, and the rings, in whose place sums meet at the end."""
-    tiles = -(-queries // 16)
-    stream_warps = 2 if tiles > 2 else 1
-    streams, rows = 4 // stream_warps, 16 * stream_warps * -(-tiles // stream_warps)
+    stream_warps = form.stream_warps(queries)
+    streams, rows = form.warps // stream_warps, 16 * stream_warps
     block = 2 * BLOCK_SIZE * 2 * head_dim
-    return 2 * rows * head_dim + block + max(streams * _STAGES * block, streams * rows * 4 * (head_dim + 2))
+    return 2 * rows * head_dim + block + max(streams * form.stages * block, streams * rows * 4 * (head_dim + 2))
 
 
 def quantize_tokens(x: Tensor, amax: Tensor) -> QuantizedRows:
@@ -142,12 +177,15 @@ def _quantize_kernel(
 
 
 @cache
-def _program(head_dim: int, group: int, query_len: int, rotary_float: bool) -> CudaProgram:
+def _program(head_dim: int, group: int, query_len: int, form: Form, rotary_float: bool) -> CudaProgram:
     macros = {
         "D": str(head_dim),
         "GROUP": str(group),
         "Q": str(query_len),
         "ROTARY_FLOAT": str(int(rotary_float)),
+        "WARPS": str(form.warps),
+        "STAGES": str(form.stages),
+        "STREAM_WARPS": str(form.stream_warps(group * query_len)),
     }
     return CudaProgram("decode_attention.cu", "decode_attention", macros)
 

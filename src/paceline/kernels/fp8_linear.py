@@ -7,7 +7,7 @@ Contract
 - No host synchronisation; safe in a captured graph.
 
 Three ways, by what bounds them (figures: docs/performance.md):
-- up to 64 rows on Hopper: `fp8_rows`, which reads W at the speed of the memory;
+- up to 64 rows on Hopper, 192 by wide weights: `fp8_rows`, which reads W at the speed of the memory;
 - up to 128 rows elsewhere: a Triton kernel of the same kind;
 - more: cuBLASLt without scales (its product with a scale a row is 10 to 30 % slower), and the scales in what comes
   next: `fp8_product` leaves them to a kernel that reads the product anyway, `fp8_linear` applies them itself.

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.kernels import decode_attention as one_launch
 from paceline.kernels.activation import silu_mul, silu_mul_quant
 from paceline.kernels.fp8 import QuantizedRows
 from paceline.kernels.norm_quant import add_rms_norm, add_rms_norm_quant
@@ -84,6 +85,12 @@ def _attention(
 ) -> Product:
     arch = attention.arch
     qkv = attention.qkv(x)  # [T, q_size + 2 * kv_size]
+    if k_scale == v_scale == 1.0 and _in_one_launch(attention, qkv, batch, kv):
+        mixed, amax = one_launch.decode_attention(
+            qkv, rotary, batch.positions, batch.slots, kv, batch.block_tables, batch.kv_lens, arch.num_heads,
+            batch.max_query_len, max_kv_len=batch.max_kv_len,
+        )  # fmt: skip
+        return attention.o.product(one_launch.quantize_tokens(mixed, amax) if attention.o.is_fp8 else mixed)
     rotary_kv_write_(
         qkv, rotary, batch.positions, batch.slots, kv, arch.num_heads, arch.num_kv_heads,
         q_norm=attention.q_norm.weight if attention.q_norm else None,
@@ -102,6 +109,18 @@ def _attention(
         k_scale=k_scale, v_scale=v_scale, quantize=attention.o.is_fp8, max_kv_len=batch.max_kv_len,
     )  # fmt: skip
     return attention.o.product(QuantizedRows(*attended) if isinstance(attended, tuple) else attended)
+
+
+def _in_one_launch(attention: Attention, qkv: Tensor, batch: PagedBatch, kv: Tensor) -> bool:
+    if batch.query_starts is not None or attention.window is not None:
+        return False
+    if attention.q_norm is not None or attention.k_norm is not None:
+        return False
+    arch, query_len = attention.arch, batch.max_query_len
+    queries = arch.num_heads // arch.num_kv_heads * query_len
+    return one_launch.is_faster(batch.kv_lens.shape[0], arch.num_kv_heads, arch.head_dim, queries) and one_launch.fits(
+        qkv, kv, arch.num_heads, arch.num_kv_heads, query_len
+    )
 
 
 def _mlp(mlp: MLP, x: Rows) -> Product:

@@ -1,8 +1,8 @@
 // One layer's attention for short chunks (decode and verification) over the paged bfloat16 cache, from the fused
 // projection on: rotate queries and keys, store the new keys and values, attend, put splits together. sm_90a.
 //
-// The grid is rows x splits x key-value heads; a program has four warps, two of them to a stream where the queries of
-// the heads that share a key-value head do not fit into one (`STREAM_WARPS`).
+// The grid is rows x splits x key-value heads; a program has WARPS warps, STREAM_WARPS (1, 2 or 4) of them to a
+// stream, which share out the queries of the heads that share a key-value head in tiles of 16.
 // - A stream takes every STREAMS-th block of 16 keys and has a ring of STAGES blocks of its own, so no warp waits for
 //   another while it reads the cache.
 // - Old positions of the cache were written by kernels that have ended long ago, so the rings are filled BEFORE the wait
@@ -12,25 +12,26 @@
 // - Splits: each leaves its sums in memory, and the program that ends last puts a head's together.
 // - Beside the result goes the largest magnitude of each token's heads, which the quantisation that follows needs.
 //
-// Compiled for D (64 or 128), GROUP (query heads a key-value head), Q (queries a row, GROUP * Q <= 64), ROTARY_FLOAT.
+// Compiled for D (64 or 128), GROUP (query heads a key-value head), Q (queries a row, GROUP * Q <= 64), ROTARY_FLOAT,
+// WARPS, STREAM_WARPS and STAGES.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
 
 constexpr u32 BLOCK = 16;  // keys; the cache's block size
-constexpr u32 STAGES = 3;
 constexpr u32 M = GROUP * Q;
 constexpr u32 TILES = (M + 15) / 16;
-constexpr u32 STREAM_WARPS = TILES > 2 ? 2 : 1;
+static_assert(WARPS % STREAM_WARPS == 0, "a stream's warps belong to one program");
+static_assert(TILES <= 2 * STREAM_WARPS, "more than two tiles a warp do not fit into its registers");
 constexpr u32 OWN_TILES = (TILES + STREAM_WARPS - 1) / STREAM_WARPS;  // of a warp
-constexpr u32 STREAMS = 4 / STREAM_WARPS;
+constexpr u32 STREAMS = WARPS / STREAM_WARPS;
 constexpr u32 ROWS = 16 * OWN_TILES * STREAM_WARPS;
 constexpr u32 ROW_BYTES = 2 * D;
 constexpr u32 CHUNKS = ROW_BYTES / 16;
 constexpr u32 HALF_BLOCK = BLOCK * ROW_BYTES;  // the keys, or the values, of a block
-constexpr u32 THREADS = 128;
-constexpr float NEVER = -__builtin_huge_valf();
+constexpr u32 THREADS = 32 * WARPS;
+#define NEVER __int_as_float(0xFF800000)  // minus infinity; NVRTC has no constant for it
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 // 16-byte chunk of a row of D values; rows of eight lie in different banks.
@@ -130,7 +131,7 @@ __device__ __forceinline__ void attend(
     for (u32 t = 0; t < OWN_TILES; t++) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {  // rows lane / 4 and eight further
-            const u32 row = 16 * (t + OWN_TILES * (STREAM_WARPS == 1 ? 0 : threadIdx.x / 32 % 2)) + lane / 4 + 8 * half;
+            const u32 row = 16 * (t + OWN_TILES * (threadIdx.x / 32 % STREAM_WARPS)) + lane / 4 + 8 * half;
             const u32 last = is_own ? row / GROUP : seen - 1;
             float top = NEVER;
 #pragma unroll
@@ -195,6 +196,11 @@ __device__ __forceinline__ float read_past_l1(const float* from) {
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from) : "memory");
     return value;
 }
+__device__ __forceinline__ float4 read_four_past_l1(const float* from) {
+    float4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
+    return v;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
     const u16* qkv, const void* rotary, const long long* positions, const long long* slots, u16* cache,
@@ -243,19 +249,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
     if (threadIdx.x < Q) largest[threadIdx.x] = 0;
     asm volatile("griddepcontrol.wait;" ::: "memory");
 
-    for (u32 i = threadIdx.x; i < ROWS * (CHUNKS / 2); i += THREADS) {
-        const u32 m = i / (CHUNKS / 2), c = i % (CHUNKS / 2);
-        uint4 first = make_uint4(0, 0, 0, 0), second = first;
-        const u32 query = m / GROUP;
+    // All loads of queries before the first store: a store could alias what is loaded after it.
+    constexpr u32 TURNS = (ROWS * (CHUNKS / 2) + THREADS - 1) / THREADS;
+    uint4 firsts[TURNS], seconds[TURNS];
+    long long at_position[TURNS];
+#pragma unroll
+    for (u32 turn = 0; turn < TURNS; turn++) {
+        const u32 i = threadIdx.x + turn * THREADS, m = i / (CHUNKS / 2), c = i % (CHUNKS / 2), query = m / GROUP;
+        firsts[turn] = seconds[turn] = make_uint4(0, 0, 0, 0);
+        at_position[turn] = -1;
         if (m < M && query >= first_real) {
             const u32 token = row * Q + query;
             const u16* from = qkv + token * qkv_stride + (kv_head * GROUP + m % GROUP) * D + 8 * c;
-            first = load_vector(from);
-            second = load_vector(from + D / 2);
-            rotate(first, second, rotary, positions[token], c);
+            firsts[turn] = load_vector(from);
+            seconds[turn] = load_vector(from + D / 2);
+            at_position[turn] = positions[token];
         }
-        *(uint4*)(raw + place(m, c)) = first;
-        *(uint4*)(raw + place(m, c + CHUNKS / 2)) = second;
+    }
+#pragma unroll
+    for (u32 turn = 0; turn < TURNS; turn++) {
+        const u32 i = threadIdx.x + turn * THREADS, m = i / (CHUNKS / 2), c = i % (CHUNKS / 2);
+        if (at_position[turn] >= 0) rotate(firsts[turn], seconds[turn], rotary, at_position[turn], c);
+        if (m < ROWS) {
+            *(uint4*)(raw + place(m, c)) = firsts[turn];
+            *(uint4*)(raw + place(m, c + CHUNKS / 2)) = seconds[turn];
+        }
     }
     if (has_own) {
         unsigned char* keys = raw + ROWS * ROW_BYTES;
@@ -291,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
     Sums sums = {};
 #pragma unroll
     for (u32 t = 0; t < OWN_TILES; t++) sums.peak[t][0] = sums.peak[t][1] = NEVER;
-    const u32 warp_q = q_at + (STREAM_WARPS == 1 ? 0 : warp % 2) * (16 * OWN_TILES * ROW_BYTES);
+    const u32 warp_q = q_at + (warp % STREAM_WARPS) * (16 * OWN_TILES * ROW_BYTES);
     u32 stage = 0;
     for (u32 block = begin + stream; block < end; block += STREAMS) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
@@ -319,7 +337,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
             float total = sums.total[t][half];
             total += __shfl_xor_sync(0xffffffff, total, 1);
             total += __shfl_xor_sync(0xffffffff, total, 2);
-            const u32 m = 16 * (t + OWN_TILES * (STREAM_WARPS == 1 ? 0 : warp % 2)) + lane / 4 + 8 * half;
+            const u32 m = 16 * (t + OWN_TILES * (warp % STREAM_WARPS)) + lane / 4 + 8 * half;
             const u32 at = stream * ROWS + m;
             if (lane % 4 == 0) { peaks[at] = sums.peak[t][half]; totals[at] = total; }
 #pragma unroll
@@ -385,8 +403,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
             for (u32 s = 0; s < num_splits; s++) {
                 const float weight = exp2_of(read_past_l1(partial_peaks + first + s) - base);
                 total += weight * read_past_l1(partial_totals + first + s);
+                const float* from = partial + (first + s) * D + 8 * c;
+                const float4 a = read_four_past_l1(from), b = read_four_past_l1(from + 4);
+                const float values[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
-                for (u32 i = 0; i < 8; i++) sum[i] += weight * read_past_l1(partial + (first + s) * D + 8 * c + i);
+                for (u32 i = 0; i < 8; i++) sum[i] += weight * values[i];
             }
             const float inverse = 1.0f / (total == 0.0f ? 1.0f : total);
             u32 words[4], top = 0;
