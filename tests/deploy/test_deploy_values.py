@@ -80,6 +80,12 @@ def problems(over: dict[str, Any], platform: Any = "kubernetes", runtime: Any = 
         ({"storage": {"models": {"storage_class": "A b"}}}, "as names of objects are"),
         ({"resources": {"gpu_resource": ""}}, "such as nvidia.com/gpu"),
         ({"resources": {"gpu_resource": "bad key"}}, "such as nvidia.com/gpu"),
+        ({"resources": {"cpu": 10**30}}, "less than or equal to 1024"),
+        ({"resources": {"memory": "9" * 20 + "Ti"}}, "more than any machine has"),
+        ({"storage": {"models": {"size": "9" * 30 + "Ti"}}}, "at most 24 characters"),
+        ({"scaling": {"max_replicas": 2, "prometheus_url": "http://p/{{x}}"}}, "it must be a URL"),
+        ({"route": {**FULL["route"], "hostname": "no-domain"}}, "a name of DNS with a domain"),
+        ({"engine": {"tensor_parallel_size": 0}}, "it must be one of 1, 2, 4, 8"),
         ({"resources": {"memory": "1.5Ti"}}, "1536Gi, not 1.5Ti"),
         ({"namespace": "My_Space"}, "beginning with a letter"),
         ({"vllm": {"version": "latest"}}, "a version, such as"),
@@ -92,6 +98,78 @@ def problems(over: dict[str, Any], platform: Any = "kubernetes", runtime: Any = 
 )
 def test_wrong_values(over: dict[str, Any], message: str) -> None:
     assert message in problems(over)
+
+
+@pytest.mark.parametrize("part", ["model", "draft"])
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        *[(source, "cannot be downloaded") for source in ("x.gguf", "a/b/x.gguf", "a/b/c", "name", "a b", "a/b@main")],
+        *[(source, "cannot be downloaded") for source in ("a/b:Q4_K_M", "größe/x", "_a/b")],
+        *[(source, "one line of text") for source in ("a/b\n", "a/b\nc", "a\tb", " a/b", "a/b\x1b[0m")],
+        *[(source, "not an address") for source in ("hf://a/b", "https://huggingface.co/a/b", "s3://b/k")],
+        ("meta-llama/Llama-3.1-1B", "it is 'meta-llama/Llama-3.2-1B'"),
+        ("a/" + "b" * 300, "at most 200 characters"),
+    ],
+)
+def test_sources_that_no_download_takes(source: str, message: str, part: str) -> None:
+    assert message in problems({part: {"source": source}})
+
+
+@pytest.mark.parametrize("source", ["a/b", "A-1/b_c.d", "smollm2-135m-instruct"])
+def test_sources(source: str) -> None:
+    render(parse_values(merge(BASE, {"model": {"source": source}}), "t"), "kubernetes", "paceline")
+
+
+def test_a_model_of_ones_own_is_not_downloaded() -> None:
+    over = {"model": {"source": "mine", "folder": "a/b"}, "storage": {"models": {"download": False}}}
+    render(parse_values(merge(BASE, over), "t"), "kubernetes", "paceline")
+
+
+LLAMA = "RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8-dynamic"
+SPLITS: list[tuple[str, str, str | None, int, str | None]] = [
+    ("vllm", LLAMA, None, 4, None),
+    *[("vllm", LLAMA, None, size, "cannot split 64 attention heads") for size in (3, 5, 6, 7)],
+    ("vllm", "org/Other", None, 3, None),  # of which nothing is known
+    ("vllm", "Qwen/Qwen2.5-72B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", 4, "possible for Qwen/Qwen2.5-0.5B-Instruct"),
+    ("vllm", "HuggingFaceTB/SmolLM2-135M", None, 2, "9 attention heads"),
+    ("paceline", LLAMA, None, 8, None),
+    ("paceline", LLAMA, None, 3, "it must be one of 1, 2, 4, 8"),
+    ("paceline", LLAMA, None, 16, "it must be one of 1, 2, 4, 8"),
+    ("paceline", "Qwen/Qwen2.5-72B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", 4, None),  # a whole draft on every rank
+    ("paceline", "HuggingFaceTB/SmolLM2-135M", None, 2, None),
+    ("paceline", "HuggingFaceTB/SmolLM2-135M", None, 8, "cannot be split over 8 ranks"),
+]
+
+
+@pytest.mark.parametrize(("runtime", "model", "draft", "size", "message"), SPLITS)
+def test_heads_of_models_known_by_name(
+    runtime: Any, model: str, draft: str | None, size: int, message: str | None
+) -> None:
+    over = {"model": {"source": model}, "engine": {"tensor_parallel_size": size}}
+    over |= {"draft": {"source": draft}} if draft else {}
+    if message is None:
+        render(parse_values(merge(BASE, over), "t"), "kubernetes", runtime)
+    else:
+        assert message in problems(over, "kubernetes", runtime)
+
+
+def test_more_positions_than_a_known_model_has_are_noted() -> None:
+    for length, noted in ((131072, False), (200000, True)):
+        over = {"model": {"source": LLAMA}, "engine": {"max_model_len": length}}
+        notes = render(parse_values(merge(BASE, over), "t"), "kubernetes", "paceline").notes
+        assert any("131072 positions" in note for note in notes) == noted
+
+
+@pytest.mark.parametrize("key", ["", ".", "..", "..a", "a b", "a/b", "größe", "k" * 254])
+def test_keys_that_no_secret_has(key: str) -> None:
+    assert "secrets.api_key.key" in problems({"secrets": {"api_key": {"name": "a", "key": key}}})
+
+
+def test_keys_and_names_of_secrets() -> None:
+    for key in ("a", ".a", "a..b", "A_b-c.d", "k" * 253):
+        over = {"secrets": {"api_key": {"name": "a.b-c", "key": key}}}
+        render(parse_values(merge(BASE, over), "t"), "kubernetes", "paceline")
 
 
 @pytest.mark.parametrize(
@@ -140,10 +218,18 @@ def test_vllm_images_whose_options_would_be_those_of_another(over: dict[str, Any
     assert message in problems(over, runtime="vllm")
 
 
-def test_templates_in_vllms_arguments() -> None:
-    over = {"vllm": {"args": ["--chat-template", "{{ x }}"]}}
-    assert "vllm.args: '{{' would be read" in problems(over, "kserve-llm", "vllm")
-    assert "vllm.args: '{{' would be read" in problems(over, "kserve", "vllm")
+@pytest.mark.parametrize(
+    ("field", "over"),
+    [
+        ("vllm.args", {"vllm": {"args": ["--chat-template", "{{ x }}"]}}),
+        ("engine.chat_template", {"engine": {"chat_template": "{{ x }}"}}),
+        ("engine.hf_overrides.a", {"engine": {"hf_overrides": {"a": "{{"}}}),
+    ],
+)
+def test_templates_of_kserves_own(field: str, over: dict[str, Any]) -> None:
+    for platform in ("kserve-llm", "kserve"):
+        assert f"{field}" in (text := problems(over, platform, "vllm"))
+        assert "'{{' would be read as a template by KServe" in text
     assert render(parse_values(merge(BASE, over), "t"), "kubernetes", "vllm").manifests
 
 

@@ -109,7 +109,7 @@ def _misplaced(target: Target) -> Iterator[str]:
 
 def _paceline(target: Target) -> ServerCommand:
     arguments = engine_arguments(target)
-    _raise(check_without_models(arguments, Machine(num_gpus=max(target.num_gpus, 0))))
+    _raise(check_without_models(arguments, Machine(num_gpus=0 if target.on_cpu else max(target.num_gpus, 1))))
     problems: list[str] = []
     words = ["--host", "0.0.0.0", "--port", str(PORT), "--served-model-name", target.served_name]
     longest = str(target.values.rollout.longest_request_seconds)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.arguments.served_names import wrong_served_name
+from paceline.deploy.check.walk import texts
 from paceline.deploy.command import NO_DRAFT_METHODS
+from paceline.deploy.known_shapes import split_problems
 from paceline.deploy.quantity import to_bytes
 from paceline.deploy.served_names import TEMPLATE_NAMES, passes_template
 from paceline.deploy.target import VLLM_VERSION, Target, same_version, version_in_tag
 from paceline.errors import ConfigurationError
+from paceline.hub.catalog import KNOWN_MODELS, MISTAKEN_REPOS
+from paceline.hub.repository import is_repo_id
 
 # A Service NAME gives every pod of its namespace NAME_PORT=tcp://...; both runtimes read such variables as their own.
 RUNTIME_NAMES = ("vllm", "paceline")
@@ -27,8 +31,11 @@ def check_consistency(target: Target) -> None:
 
 def _problems(target: Target) -> Iterator[str]:
     yield from _names(target)
+    yield from _templates(target)
+    yield from _sources(target)
     yield from _vllm_image(target)
     yield from _gpus(target)
+    yield from split_problems(target)
     yield from _memory(target)
     yield from _storage(target)
     yield from _scaling(target)
@@ -59,12 +66,34 @@ def _names(target: Target) -> Iterator[str]:
         yield f"model.served_name={target.served_name!r} {wrong}."
     elif target.serves_tls and not passes_template(target.served_name):
         yield f"model.served_name={target.served_name!r}: {TEMPLATE_NAMES}."
-    texts = [("model.served_name", target.served_name), ("name", target.name)]
-    if target.runtime == "vllm" and target.platform != "kubernetes":
-        texts += [("vllm.args", word) for word in target.values.vllm.args]
-    for field, text in texts:
+
+
+def _templates(target: Target) -> Iterator[str]:
+    """KServe runs a ServingRuntime's container, and the whole of an LLMInferenceService, through a Go template."""
+    values = target.values.model_dump(exclude={"vllm"} if target.runtime == "paceline" else None)
+    if target.platform == "kubernetes":
+        values = {"model": {"served_name": target.served_name}}  # the way to KServe stays open
+    for path, text in texts(values, "values"):
         if "{{" in text:
-            yield f"{field}: '{{{{' would be read as a template by KServe; leave it out."
+            field = path.removeprefix("values.")
+            yield f"{field}: '{{{{' would be read as a template by KServe; leave it out, or use platform kubernetes."
+
+
+def _sources(target: Target) -> Iterator[str]:
+    """The Job runs `paceline models pull` for each, which takes known names and repo ids."""
+    values = target.values
+    parts = [("model", values.model.source), *([("draft", values.draft.source)] if values.draft else [])]
+    for part, source in parts:
+        if source.lower() in MISTAKEN_REPOS:
+            yield f"{part}.source={source!r}: there is no such model; it is {MISTAKEN_REPOS[source.lower()]!r}."
+        elif not values.storage.models.download or source in KNOWN_MODELS or is_repo_id(source):
+            continue
+        elif source not in NO_DRAFT_METHODS:  # said above
+            yield (
+                f"{part}.source={source!r} cannot be downloaded: give a repo id org/name, or one of "
+                f"{', '.join(KNOWN_MODELS)}. A model of your own: put its directory on the claim, name it with "
+                f"{part}.folder, and set storage.models.download: false."
+            )
 
 
 def _vllm_image(target: Target) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paceline.deploy.command import server_command
 from paceline.deploy.consistency import check_consistency
 from paceline.deploy.gpus import with_gpus
+from paceline.deploy.known_shapes import length_note
 from paceline.deploy.objects.disruption import disruption_budget
 from paceline.deploy.objects.monitoring import prometheus_rule, service_monitor
 from paceline.deploy.objects.network import http_route, network_policy, service
@@ -66,7 +67,9 @@ def _file_name(manifest: Json, *, alone: bool) -> str:
 def _needs(target: Target) -> list[str]:
     values = target.values
     secrets = [secret for secret in (values.secrets.hub_token, values.secrets.api_key) if secret is not None]
-    notes = [
+    too_long = length_note(target)
+    notes = [] if too_long is None else [too_long]
+    notes += [
         f"Needs the Secret '{secret.name}' with the key '{secret.key}' in namespace '{values.namespace}': "
         f"kubectl -n {values.namespace} create secret generic {secret.name} --from-literal={secret.key}=…"
         for secret in secrets

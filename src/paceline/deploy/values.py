@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from paceline.deploy.names import LABEL, PART, PREFIX, SUBDOMAIN, SUBDOMAIN_WORDS
+from paceline.deploy.names import LABEL, LABEL_1123, PART, PREFIX, SUBDOMAIN, SUBDOMAIN_WORDS
+from paceline.deploy.quantity import MOST, to_bytes
 
 Platform = Literal["kubernetes", "kserve", "kserve-llm"]
 Runtime = Literal["paceline", "vllm"]
@@ -20,21 +21,28 @@ AccessMode = Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWrit
 _LABEL = rf"^{LABEL}$"
 Replicas = Annotated[int, Field(ge=1, le=2**31 - 1)]  # an int32 of Kubernetes
 DnsLabel = Annotated[str, Field(pattern=_LABEL, max_length=63)]
-Quantity = Annotated[str, Field(pattern=r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$")]
 DnsName = Annotated[str, Field(pattern=rf"^{SUBDOMAIN}$", max_length=253)]
 LabelKey = Annotated[str, Field(pattern=rf"^({PREFIX})?{PART}$", max_length=317)]
 LabelValue = Annotated[str, Field(pattern=rf"^({PART})?$")]
 ResourceName = Annotated[str, Field(pattern=rf"^{PREFIX}{PART}$", max_length=317)]
+_QUANTITY = r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$"
 _VERSION = r"^[0-9]+\.[0-9]+(\.[0-9]+)?$"
+
+_SECRET_KEY = r"^[-._a-zA-Z0-9]+$"
+_URL = r'^https?://[^\s{}<>"\\^`|]+$'
+_HOSTNAME = rf"^(\*\.)?{LABEL_1123}(\.{LABEL_1123})+$"
 
 IN_WORDS = {  # for messages, instead of the patterns
     _LABEL: "lower-case letters, digits and '-', beginning with a letter",
-    r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$": "a whole number with Mi, Gi, Ti, M, G or T, such as 16Gi (1536Gi, not 1.5Ti)",
+    _QUANTITY: "a whole number with Mi, Gi, Ti, M, G or T, such as 16Gi (1536Gi, not 1.5Ti)",
     rf"^{SUBDOMAIN}$": SUBDOMAIN_WORDS,
     rf"^({PREFIX})?{PART}$": "a label's key: letters, digits, '-', '_' and '.', perhaps after a domain and '/'",
     rf"^({PART})?$": "a label's value: at most 63 letters, digits, '-', '_' and '.'",
     rf"^{PREFIX}{PART}$": "a domain and a name, such as nvidia.com/gpu",
     _VERSION: "a version, such as 0.32.0",
+    _SECRET_KEY: "a key of a Secret: letters, digits, '-', '_' and '.'",
+    _URL: "a URL, such as http://prometheus-operated.monitoring.svc:9090",
+    _HOSTNAME: "a name of DNS with a domain, such as llm.example.com",
 }
 
 
@@ -44,9 +52,30 @@ def _stays_inside(path: str) -> str:
     return path
 
 
+def _is_a_source(text: str) -> str:
+    if not text.isprintable() or text != text.strip():
+        raise ValueError("it must be one line of text, without spaces around it")
+    if "://" in text:
+        raise ValueError("give the repo id itself, such as org/name, and not an address")
+    return _stays_inside(text)
+
+
+def _is_a_key(key: str) -> str:
+    if key == "." or key.startswith(".."):
+        raise ValueError("it is a key of a Secret, which is no '.' and does not begin with '..'")
+    return key
+
+
+def _fits(quantity: str) -> str:
+    if to_bytes(quantity) > MOST:
+        raise ValueError("it is more than any machine has")
+    return quantity
+
+
 _W = "A-Za-z0-9_"  # \\w of this library is of every alphabet
+Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=24), AfterValidator(_fits)]
 Folder = Annotated[str, Field(pattern=rf"^[{_W}][{_W}./-]*$"), AfterValidator(_stays_inside)]  # on the claim
-Source = Annotated[str, Field(min_length=1), AfterValidator(_stays_inside)]
+Source = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_is_a_source)]
 # A registry's port is no tag; what follows the last slash must name a version, so that a rollback means something.
 Image = Annotated[str, Field(pattern=rf"^[a-z0-9][{_W}.:/-]*/?[{_W}.-]+(:[{_W}][{_W}.-]*|@sha256:[0-9a-f]{{64}})$")]
 
@@ -77,13 +106,13 @@ class Vllm(_Part):
 class Resources(_Part):
     gpus: Annotated[int, Field(ge=0, le=MOST_GPUS)] | None = None  # a pod; what the server uses if not given
     gpu_resource: ResourceName = "nvidia.com/gpu"
-    cpu: Annotated[int, Field(ge=1)] = 8  # requested, in cores
+    cpu: Annotated[int, Field(ge=1, le=1024)] = 8  # requested, in cores
     memory: Quantity = "64Gi"  # requested and limit; /dev/shm counts towards it
     shm: Quantity = "16Gi"
 
 
 class Claim(_Part):
-    existing_claim: DnsLabel | None = None  # else one is made
+    existing_claim: DnsName | None = None  # else one is made
     size: Quantity = "200Gi"
     storage_class: DnsName | None = None  # the cluster's default if not given
     access_mode: AccessMode = "ReadWriteOnce"
@@ -103,8 +132,8 @@ class Storage(_Part):
 
 
 class SecretKey(_Part):
-    name: DnsLabel
-    key: Annotated[str, Field(pattern=r"^[-._a-zA-Z0-9]+$")]
+    name: DnsName
+    key: Annotated[str, Field(pattern=_SECRET_KEY, max_length=253), AfterValidator(_is_a_key)]
 
 
 class Secrets(_Part):
@@ -117,7 +146,7 @@ class Scaling(_Part):
 
     min_replicas: Replicas = 1
     max_replicas: Replicas
-    prometheus_url: Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
+    prometheus_url: Annotated[str, Field(pattern=_URL, max_length=2000)]
     waiting_per_replica: Annotated[int, Field(ge=1)] = 4
     kv_cache_usage: Annotated[float, Field(gt=0, lt=1)] = 0.8
     scale_down_minutes: Annotated[int, Field(ge=1, le=60)] = 15
@@ -136,7 +165,7 @@ class Gateway(_Part):
 
 class Route(_Part):
     gateway: Gateway
-    hostname: Annotated[str, Field(pattern=r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)+$")]
+    hostname: Annotated[str, Field(pattern=_HOSTNAME, max_length=253)]
 
 
 class Network(_Part):

@@ -86,7 +86,9 @@ def _in_words(problem: Mapping[str, Any], content: Mapping[str, Any]) -> str:
         message = "give a list"
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float | datetime.date):
         message = f'{message}; write it in quotes, such as {path[-1]}: "{problem["input"]}"'
-    return f"{name}={problem['input']!r}: {message[:1].lower()}{message[1:]}{hint}."
+    given = repr(problem["input"])
+    shown = given if len(given) <= 80 else f"{given[:60]}… ({len(given)} characters)"
+    return f"{name}={shown}: {message[:1].lower()}{message[1:]}{hint}."
 
 
 def _keys_at(path: list[str]) -> list[str]:

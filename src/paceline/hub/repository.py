@@ -13,7 +13,7 @@ from paceline.hub.catalog import KNOWN_MODELS
 ALLOWED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 IGNORED = ["*/*", "consolidated*"]  # second copies of the weights in other layouts
 
-_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
 
 def is_repo_id(name: str) -> bool:

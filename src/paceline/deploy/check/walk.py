@@ -35,7 +35,7 @@ def texts(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
     """(path, text) of every text of an object, all of it."""
     if isinstance(value, str):
         yield path, value
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from texts(item, f"{path}[{index}]")
     elif isinstance(value, dict):
