@@ -28,8 +28,22 @@ def test_trims_at_most_once_in_its_time() -> None:
     trimmer = HeapTrimmer(lambda: trims.append(clock.now), 5.0, clock)
     for now in (100.0, 104.9, 105.0, 105.1, 109.9, 110.0, 130.0, 130.1):
         clock.now = now
+        trimmer.after_step()
         trimmer.maybe_trim()
     assert trims == [105.0, 110.0, 130.0]
+
+
+def test_without_a_step_there_is_nothing_to_give_back() -> None:
+    clock, trims = Clock(), []
+    trimmer = HeapTrimmer(lambda: trims.append(clock.now), 5.0, clock)
+    for now in (110.0, 120.0):
+        clock.now = now
+        trimmer.maybe_trim()
+    trimmer.after_step()
+    for now in (121.0, 130.0, 140.0):
+        clock.now = now
+        trimmer.maybe_trim()
+    assert trims == [121.0]
 
 
 def test_a_trim_that_takes_long_comes_seldom() -> None:
@@ -41,6 +55,7 @@ def test_a_trim_that_takes_long_comes_seldom() -> None:
 
     trimmer = HeapTrimmer(trim, 5.0, clock)
     while clock.now < 400:
+        trimmer.after_step()
         trimmer.maybe_trim()
         clock.now += 1
     assert len(trims) == 3
@@ -51,16 +66,17 @@ def test_without_glibc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     trimmer = HeapTrimmer(None, 1.0, clock)
     clock.now += 10
+    trimmer.after_step()
     trimmer.maybe_trim()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert malloc_trim() is None
 
 
 class ThreeSteps:
-    """An engine with work for three steps, and the commands of a server that then ends it."""
+    """An engine with work for three steps, and a server that ends it when it has been idle three times."""
 
     def __init__(self) -> None:
-        self.num_steps = 0
+        self.num_steps = self.num_idle = 0
 
     def has_unfinished(self) -> bool:
         return self.num_steps < 3
@@ -73,26 +89,19 @@ class ThreeSteps:
         return EngineStats()
 
     def poll(self, milliseconds: int) -> bool:
-        return not self.has_unfinished()
+        self.num_idle += not self.has_unfinished()
+        return self.num_idle > 3
 
     def recv(self, flags: int) -> bytes:
         return wire.encode(wire.Shutdown())
 
 
-def test_the_engine_process_trims_between_its_steps() -> None:
-    engine, clock, trims = ThreeSteps(), Clock(), []
-
-    def tick() -> float:
-        clock.now += 1.0
-        return clock.now
-
-    trimmer = HeapTrimmer(lambda: trims.append(engine.num_steps), 0.0, tick)
+@pytest.mark.parametrize(("first", "expected"), [(0.0, [1, 2, 3]), (4.0, [3])])
+def test_the_engine_process_trims_between_its_steps_and_once_when_it_is_idle(first: float, expected: list[int]) -> None:
+    engine, trims = ThreeSteps(), []
+    trimmer = HeapTrimmer(lambda: trims.append(engine.num_steps), first, lambda: engine.num_steps + engine.num_idle)
     EngineLoop(engine, engine, lambda report: None, trimmer=trimmer).run()  # type: ignore[arg-type]
-    assert trims == [1]
-    trimmer = HeapTrimmer(lambda: trims.append(engine.num_steps), 0.0, Clock())
-    engine.num_steps = 0
-    EngineLoop(engine, engine, lambda report: None, trimmer=trimmer).run()  # type: ignore[arg-type]
-    assert trims == [1, 1, 2, 3]
+    assert trims == expected
 
 
 def test_free_pages_between_used_ones_go_back() -> None:

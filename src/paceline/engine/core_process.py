@@ -28,7 +28,7 @@ import zmq
 
 from paceline.config import EngineConfig
 from paceline.engine import wire
-from paceline.engine.heap import HeapTrimmer, malloc_trim
+from paceline.engine.heap import NO_TRIMMER, HeapTrimmer, malloc_trim
 from paceline.engine.statistics import EngineStats
 from paceline.errors import InvalidRequestError, PacelineError
 from paceline.logs import LogOptions, set_up_logging
@@ -63,7 +63,7 @@ class EngineLoop:
         commands: zmq.Socket[bytes],
         send: Callable[[wire.Report], None],
         clock: Callable[[], float] = time.monotonic,
-        trimmer: HeapTrimmer | None = None,
+        trimmer: HeapTrimmer = NO_TRIMMER,
     ) -> None:
         self._engine = engine
         self._commands = commands
@@ -80,6 +80,7 @@ class EngineLoop:
             if self._engine.has_unfinished() and not self._stopped:
                 self._step()
             self._report_status()
+            self._trimmer.maybe_trim()
 
     def _take_commands(self) -> None:
         """Wait for a command only when there is nothing to compute."""
@@ -114,8 +115,7 @@ class EngineLoop:
         deltas = self._engine.step()
         if deltas:
             self._send(wire.Deltas(deltas))
-        if self._trimmer is not None:
-            self._trimmer.maybe_trim()
+        self._trimmer.after_step()
 
     def _report_status(self) -> None:
         now = self._clock()
@@ -138,7 +138,7 @@ def serve(config: EngineConfig, factory: EngineFactory, commands_url: str, repor
         engine = factory(config)
         send(wire.Ready(engine.describe()))
         # Where a GPU does the work this heap holds no tensors, and a trim would only delay a step.
-        trimmer = HeapTrimmer(malloc_trim()) if config.device == "cpu" else None
+        trimmer = HeapTrimmer(malloc_trim()) if config.device == "cpu" else NO_TRIMMER
         EngineLoop(engine, commands, send, trimmer=trimmer).run()
         engine.shutdown()
         return 0

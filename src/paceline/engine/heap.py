@@ -25,7 +25,9 @@ def malloc_trim() -> Callable[[], object] | None:
 
 
 class HeapTrimmer:
-    """`maybe_trim` between two steps: at most once in `seconds`, and at most `_MOST_OF_TIME` of all time."""
+    """`maybe_trim` between two steps, or when there is nothing to do: at most once in `seconds`, in at most
+    `_MOST_OF_TIME` of all time, and only if there was a step since the last one.
+    """
 
     def __init__(
         self,
@@ -37,11 +39,21 @@ class HeapTrimmer:
         self._seconds = seconds
         self._clock = clock
         self._next = clock() + seconds
+        self._has_stepped = False
+
+    def after_step(self) -> None:
+        self._has_stepped = True
 
     def maybe_trim(self) -> None:
+        if self._trim is None or not self._has_stepped:
+            return
         began = self._clock()
-        if self._trim is None or began < self._next:
+        if began < self._next:
             return
         self._trim()
+        self._has_stepped = False
         now = self._clock()
         self._next = now + max(self._seconds, (now - began) / _MOST_OF_TIME)
+
+
+NO_TRIMMER = HeapTrimmer(None)
