@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
-from deploy_cases import FULL, IMAGE, rendered
+from deploy_cases import FULL, IMAGE, PLATFORMS, RUNTIMES, rendered
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.cli import main
+from paceline.cli.app import app
+from paceline.deploy import command
+from paceline.deploy.check import builtin, check_files, promql
 from paceline.deploy.presets import preset_names, preset_text, preset_values
 from paceline.deploy.quantity import to_bytes
 from paceline.deploy.render import render
 from paceline.deploy.target import Target, folder_of
+from paceline.deploy.values import IN_WORDS, Values
 from paceline.deploy.values_file import load_values, merge, parse_values
 from paceline.deploy.write import as_stream, write_files
 from paceline.errors import ConfigurationError
@@ -43,8 +50,8 @@ def problems(over: dict[str, Any], platform: Any = "kubernetes", runtime: Any = 
         ({"replicas": "2"}, "replicas='2': input should be a valid integer"),
         ({"replicas": 0}, "greater than or equal to 1"),
         ({"resources": {"memory": "64GB"}}, "resources.memory='64GB'"),
-        ({"image": "registry.example.com/paceline"}, "name a version"),
-        ({"image": "registry.example.com:5000/paceline"}, "name a version"),
+        ({"image": "registry.example.com/paceline"}, "an image with a version"),
+        ({"image": "registry.example.com:5000/paceline"}, "an image with a version"),
         ({"name": "Model_1"}, "lower-case letters"),
         ({"name": "vllm"}, "VLLM_PORT"),
         ({"name": "paceline"}, "PACELINE_PORT"),
@@ -493,6 +500,113 @@ def test_what_a_cluster_would_refuse(over: dict[str, Any], message: str) -> None
 def test_equal_tolerates_a_value() -> None:
     wanted = [{"key": "gpu", "operator": "Equal", "value": "yes"}]
     render(parse_values(merge(BASE, {"scheduling": {"tolerations": wanted}}), "values.yaml"), "kubernetes", "paceline")
+
+
+def test_every_pattern_has_words() -> None:
+    text = json.dumps(Values.model_json_schema())
+    patterns = set(re.findall(r'"pattern": ("(?:[^"\\\\]|\\\\.)*")', text))
+    assert len(patterns) > 10
+    assert not [json.loads(pattern) for pattern in patterns if json.loads(pattern) not in IN_WORDS]
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"draft": "a/b"}, "draft='a/b': give a mapping of source, folder"),
+        ({"route": 5}, "give a mapping of gateway, hostname"),
+        ({"monitoring": {"labels": 5}}, "monitoring.labels=5: give a mapping."),
+        ({"scheduling": {"tolerations": ["a"]}}, "give a mapping of key, operator"),
+        ({"replicas": "5"}, "write it without quotes"),
+        ({"model": {"folder": "a b"}}, "it must be a folder"),
+        ({"image": "a" * 600}, "(602 characters)"),
+        ({"engine": {"max_queue": 5}}, "add --max-queue to the container's args in an overlay"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words(over: dict[str, Any], message: str) -> None:
+    assert message in problems(over)
+    assert "pattern" not in problems(over)
+
+
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"engine": {"foo": 1}}, "The engine options cannot be used: foo: vLLM"),
+        ({"vllm": {"args": ["a"]}}, "vllm.args: 'a' is not an option"),
+        ({"engine": {"quantization": "foo"}}, "goes through vllm.args"),
+    ],
+)
+def test_what_vllm_does_not_take_is_said_in_the_values_names(over: dict[str, Any], message: str) -> None:
+    assert message in problems(over, runtime="vllm")
+
+
+TOKEN = "hf_" + "a1B2" * 8  # of the form alone
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"secrets": {"hub_token": TOKEN}},
+        {"vllm": {"args": ["--hf-token", TOKEN]}},
+        {"engine": {"hf_token": TOKEN}},
+        {"monitoring": {"labels": {"a": TOKEN}}},
+        {"scheduling": {"node_selector": {"a": f"x {TOKEN}"}}},
+    ],
+)
+def test_secrets_do_not_stand_in_values_and_are_not_printed(over: dict[str, Any]) -> None:
+    text = problems(over, runtime="vllm")
+    assert TOKEN not in text
+    assert "holds a token of Hugging Face" in text or "=…" in text
+
+
+def test_options_of_the_server_are_those_that_serve_has() -> None:
+    serve = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    options = {parameter.name for parameter in serve.params}
+    assert set(command.OF_THE_SERVER) <= options
+    assert set(command.SERVE_OPTIONS) <= options | {"enable_prefix_caching"}
+
+
+# Odd, and right: what a cluster takes.
+ODD_AND_RIGHT: list[dict[str, Any]] = [
+    {"name": "a"},
+    {"name": "a" * 40, "namespace": "n" * 63},
+    {"namespace": "a0-b"},
+    {"image": "r:5000/a/b@sha256:" + "0" * 64},
+    {"model": {"served_name": "Org/Model-3.1:8b@v1"}},
+    {"model": {"folder": "a/B_c/d.e"}},
+    {"draft": {"folder": "drafts/x"}},
+    {"resources": {"cpu": 1, "shm": "2G", "memory": "1Ti"}},
+    {"resources": {"cpu": 1024, "shm": "16000M", "memory": "2000000M"}},
+    {"resources": {"gpu_resource": "amd.com/gpu"}},
+    {"storage": {"models": {"existing_claim": "a.b-c", "download": False}}},
+    {"storage": {"models": {"size": "1Mi"}, "compile_cache": {"access_mode": "ReadWriteMany"}}},
+    {"secrets": {"api_key": {"name": "a.b", "key": ".k_e-Y"}}},
+    {"rollout": {"startup_minutes": 180, "longest_request_seconds": 7200, "pre_stop_seconds": 120}},
+    {"rollout": {"longest_request_seconds": 10, "pre_stop_seconds": 1}},
+    {"route": {"gateway": {"name": "g", "namespace": "g"}, "hostname": "*.a.b"}},
+    {"network": {"allow_namespaces": ["a", "b"], "prometheus_namespace": "llm"}},
+    {"monitoring": {"enabled": False}},
+    {"monitoring": {"labels": {"a.io/b": ""}, "interval_seconds": 5, "min_acceptance_rate": 0.001}},
+    {"scheduling": {"node_selector": {"a.io/b": "C_d"}, "tolerations": [{"key": "k", "effect": "NoExecute"}]}},
+    {"scheduling": {"priority_class": "a.b", "service_account": "s"}},
+    {"security": {"user": 2**31 - 1}},
+    {"engine": {"seed": 7, "max_num_seqs": 3, "enforce_eager": True, "enable_prefix_caching": False}},
+    {"engine": {"speculative_config": {"num_speculative_tokens": 6}}, "model": {"served_name": "1"}},
+]
+
+
+@pytest.mark.parametrize("over", ODD_AND_RIGHT, ids=lambda over: str(over)[:40])
+def test_whatever_is_rendered_passes_the_check(
+    over: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(builtin, "is_available", lambda: False)
+    monkeypatch.setattr(promql, "has_promtool", lambda: False)
+    for platform in PLATFORMS:
+        for runtime in RUNTIMES:
+            base = merge(preset_values("llama-70b-4xh100", runtime), {"image": IMAGE})
+            manifests = render(parse_values(merge(base, over), "t"), platform, runtime).manifests
+            content = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
+            (tmp_path / "a.json").write_text(json.dumps(content))
+            assert not check_files([tmp_path / "a.json"]).findings
 
 
 def test_without_a_preset_none_is_named() -> None:

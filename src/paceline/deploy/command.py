@@ -44,6 +44,12 @@ _FIXED = {
     "ssl_keyfile": "TLS ends at the gateway",
     "ssl_ca_certs": "TLS ends at the gateway",
 }
+# Options of `paceline serve` that say how requests are taken and logged, and not how the model runs.
+OF_THE_SERVER = (
+    "allowed_origin", "body_timeout", "log_format", "log_level", "log_prompts", "max_body_bytes",
+    "max_concurrent_requests", "max_queue", "max_request_tokens", "otlp_traces_endpoint", "requests_per_minute",
+    "stall_after",
+)  # fmt: skip
 NO_DRAFT_METHODS = ("ngram", "[ngram]", "ngram_gpu", "suffix")
 
 
@@ -87,6 +93,11 @@ def _misplaced(target: Target) -> Iterator[str]:
             yield f"engine.{name}: set {_SET_ELSEWHERE[name]} instead."
         elif name in _FIXED:
             yield f"engine.{name}: {_FIXED[name]}; leave it out."
+        elif name in OF_THE_SERVER and target.runtime == "paceline":
+            yield (
+                f"engine.{name}: an option of the server, for which values have no key: leave it out here, and add "
+                f"--{name.replace('_', '-')} to the container's args in an overlay (kustomize)."
+            )
     config = target.values.engine.get("speculative_config")
     if config is None:
         return
@@ -132,14 +143,18 @@ def _vllm(target: Target) -> ServerCommand:
 
     values = target.values
     by_template = target.platform == "kserve-llm"  # which passes name and address itself
-    command = translate(
-        engine_arguments(target),
-        facts_of(target.vllm_version),
-        served_model_names=() if by_template else (target.served_name,),
-        host=None if by_template else "0.0.0.0",
-        port=None if by_template else PORT,
-        vllm_args=values.vllm.args,
-    )
+    try:
+        command = translate(
+            engine_arguments(target),
+            facts_of(target.vllm_version),
+            served_model_names=() if by_template else (target.served_name,),
+            host=None if by_template else "0.0.0.0",
+            port=None if by_template else PORT,
+            vllm_args=values.vllm.args,
+        )
+    except ConfigurationError as error:  # in the words of the values
+        said = str(error).replace("--vllm-args", "vllm.args").replace("vllm_args", "vllm.args")
+        raise ConfigurationError(f"The engine options cannot be used: {said}") from None
     _raise(list(_over_pods(command)))
     drain = ("--shutdown-timeout", str(values.rollout.longest_request_seconds))
     return ServerCommand((*command.arguments(), *drain), command.environment, command.notes, command.num_gpus)

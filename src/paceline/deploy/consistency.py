@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.arguments.served_names import wrong_served_name
+from paceline.deploy.check.secrets import token_in
 from paceline.deploy.check.walk import texts
 from paceline.deploy.command import NO_DRAFT_METHODS
 from paceline.deploy.known_shapes import split_problems
@@ -32,6 +33,7 @@ def check_consistency(target: Target) -> None:
 def _problems(target: Target) -> Iterator[str]:
     yield from _names(target)
     yield from _templates(target)
+    yield from _tokens(target)
     yield from _sources(target)
     yield from _vllm_image(target)
     yield from _gpus(target)
@@ -77,6 +79,17 @@ def _templates(target: Target) -> Iterator[str]:
         if "{{" in text:
             field = path.removeprefix("values.")
             yield f"{field}: '{{{{' would be read as a template by KServe; leave it out, or use platform kubernetes."
+
+
+def _tokens(target: Target) -> Iterator[str]:
+    """Values are committed, and manifests are; what is found is not printed."""
+    for path, text in texts(target.values.model_dump(), "values"):
+        what = token_in(text)
+        if what is not None:
+            yield (
+                f"{path.removeprefix('values.')} holds {what}: make a Secret of it, and name that in secrets.hub_token "
+                "or secrets.api_key."
+            )
 
 
 def _sources(target: Target) -> Iterator[str]:

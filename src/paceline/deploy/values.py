@@ -28,6 +28,10 @@ ResourceName = Annotated[str, Field(pattern=rf"^{PREFIX}{PART}$", max_length=317
 _QUANTITY = r"^[1-9][0-9]*(Mi|Gi|Ti|M|G|T)$"
 _VERSION = r"^[0-9]+\.[0-9]+(\.[0-9]+)?$"
 
+_W = "A-Za-z0-9_"  # \w of this library is of every alphabet
+_FOLDER = rf"^[{_W}][{_W}./-]*$"
+# A registry's port is no tag; what follows the last slash must name a version, so that a rollback means something.
+_IMAGE = rf"^[a-z0-9][{_W}.:/-]*/?[{_W}.-]+(:[{_W}][{_W}.-]*|@sha256:[0-9a-f]{{64}})$"
 _SECRET_KEY = r"^[-._a-zA-Z0-9]+$"
 _URL = r'^https?://[^\s{}<>"\\^`|]+$'
 _HOSTNAME = rf"^(\*\.)?{LABEL_1123}(\.{LABEL_1123})+$"
@@ -40,6 +44,8 @@ IN_WORDS = {  # for messages, instead of the patterns
     rf"^({PART})?$": "a label's value: at most 63 letters, digits, '-', '_' and '.'",
     rf"^{PREFIX}{PART}$": "a domain and a name, such as nvidia.com/gpu",
     _VERSION: "a version, such as 0.32.0",
+    _FOLDER: "a folder: letters, digits, '_', '.', '-' and '/'",
+    _IMAGE: "an image with a version or a digest, such as registry.example.com/paceline:0.1.0",
     _SECRET_KEY: "a key of a Secret: letters, digits, '-', '_' and '.'",
     _URL: "a URL, such as http://prometheus-operated.monitoring.svc:9090",
     _HOSTNAME: "a name of DNS with a domain, such as llm.example.com",
@@ -72,12 +78,10 @@ def _fits(quantity: str) -> str:
     return quantity
 
 
-_W = "A-Za-z0-9_"  # \\w of this library is of every alphabet
 Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=24), AfterValidator(_fits)]
-Folder = Annotated[str, Field(pattern=rf"^[{_W}][{_W}./-]*$"), AfterValidator(_stays_inside)]  # on the claim
+Folder = Annotated[str, Field(pattern=_FOLDER), AfterValidator(_stays_inside)]  # on the claim
 Source = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_is_a_source)]
-# A registry's port is no tag; what follows the last slash must name a version, so that a rollback means something.
-Image = Annotated[str, Field(pattern=rf"^[a-z0-9][{_W}.:/-]*/?[{_W}.-]+(:[{_W}][{_W}.-]*|@sha256:[0-9a-f]{{64}})$")]
+Image = Annotated[str, Field(pattern=_IMAGE, max_length=512)]
 
 
 class _Part(BaseModel):

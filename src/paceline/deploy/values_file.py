@@ -10,15 +10,13 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from paceline.deploy.check.secrets import token_in
 from paceline.deploy.presets import preset_values
 from paceline.deploy.strict_yaml import StrictLoader
 from paceline.deploy.values import IN_WORDS, Runtime, Values
 from paceline.errors import ConfigurationError, did_you_mean
 
-_HINTS = {
-    "image": "name a version, such as registry.example.com/paceline:0.1.0, or a digest",
-    "name": "lower-case letters, digits and '-', at most 40 characters, beginning with a letter",
-}
+_IMAGE_HINT = "name a version, such as registry.example.com/paceline:0.1.0, or a digest"
 
 
 def load_values(
@@ -74,21 +72,27 @@ def _in_words(problem: Mapping[str, Any], content: Mapping[str, Any]) -> str:
         guess = did_you_mean(path[-1], known) or f" There may be: {', '.join(sorted(known))}."
         return f"unknown key '{name}'.{guess}"
     if problem["type"] == "missing":
-        return f"'{name}' is missing.{f' It must {_HINTS[name]}.' if name == 'image' else ''}"
+        return f"'{name}' is missing.{f' It must {_IMAGE_HINT}.' if name == 'image' else ''}"
     if path[-1] == "[key]":
         name = f"{'.'.join(path[:-2])}: the key"
-    hint = f" ({_HINTS[name]})" if name in _HINTS else ""
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "string_pattern_mismatch":
         kind = next((words for pattern, words in IN_WORDS.items() if pattern == problem["ctx"]["pattern"]), None)
         message = f"it must be {kind}" if kind else message
     if problem["type"] == "tuple_type":
         message = "give a list"
+    if problem["type"] in ("dict_type", "model_type"):
+        keys = ", ".join(_keys_at(path))
+        message = f"give a mapping of {keys}" if keys else "give a mapping"
+    if problem["type"] == "int_type" and str(problem["input"]).lstrip("-").isdecimal():
+        message = f"{message}; write it without quotes"
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float | datetime.date):
         message = f'{message}; write it in quotes, such as {path[-1]}: "{problem["input"]}"'
     given = repr(problem["input"])
     shown = given if len(given) <= 80 else f"{given[:60]}… ({len(given)} characters)"
-    return f"{name}={shown}: {message[:1].lower()}{message[1:]}{hint}."
+    if token_in(given) or (path[0] == "secrets" and problem["type"] == "model_type"):  # a secret itself
+        shown = "…"
+    return f"{name}={shown}: {message[:1].lower()}{message[1:]}."
 
 
 def _keys_at(path: list[str]) -> list[str]:

@@ -27,15 +27,19 @@ _SECRET_OPTIONS = ("--api-key", "--hf-token")
 _INSTEAD = "put it into a Secret, name that in valueFrom.secretKeyRef, and make a new one: this one has been seen"
 
 
+def token_in(text: str) -> str | None:
+    return next((what for what, pattern in _TOKENS.items() if pattern.search(text)), None)
+
+
 def secret_findings(content: Json) -> Iterator[Finding]:
     if content.get("kind") == "Secret":
         return
     told = set()
     for path, text in texts(content):
-        for what, pattern in _TOKENS.items():
-            if pattern.search(text):
-                told.add(path)
-                yield error(path, f"holds {what}: {_INSTEAD}.")
+        what = token_in(text)
+        if what is not None:
+            told.add(path)
+            yield error(path, f"holds {what}: {_INSTEAD}.")
     for pod in pod_specs(content):
         for path, container in containers(pod.spec):
             yield from _by_name(f"{pod.path}{path}", container, told)
