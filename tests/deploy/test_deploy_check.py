@@ -293,6 +293,17 @@ def test_an_object_of_another_shape_is_a_finding(tmp_path: Path) -> None:
     assert any("is not shaped as a Deployment" in line for line in found(tmp_path, whole))
 
 
+@pytest.mark.parametrize("key", ["containers", "volumes", "initContainers"])
+def test_an_object_of_another_shape_says_nothing_about_others(key: str, tmp_path: Path) -> None:
+    whole, pod, _ = deployment()
+    pod[key] = 5
+    others = [manifest(kind) for kind in ("Service", "PodDisruptionBudget", "ServiceMonitor", "NetworkPolicy")]
+    lines = found(tmp_path, whole, *others)
+    assert [line for line in lines if "is not shaped" in line] == [
+        "error $: is not shaped as a Deployment is: somewhere a list, a mapping or a text is another."
+    ]
+
+
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2),

@@ -303,6 +303,18 @@ def test_fields_of_other_peoples_kinds_mean_what_they_mean_there(tmp_path: Path)
     assert not manifests.lines(tmp_path)
 
 
+def test_claims_of_a_stateful_set_are_volumes(tmp_path: Path) -> None:
+    manifests = Manifests()
+    spec = manifests["Deployment"]["spec"]
+    manifests.container["volumeMounts"].append({"name": "own", "mountPath": "/own"})
+    manifests["Deployment"].update(kind="StatefulSet", spec={**spec, "strategy": None, "serviceName": "s"})
+    manifests.all = tuple(m for m in manifests.all if m["kind"] != "ScaledObject")
+    assert any("'own' is mounted" in line for line in manifests.lines(tmp_path))
+    claim = {"metadata": {"name": "own"}, "spec": {"accessModes": ["ReadWriteOnce"]}}
+    manifests["StatefulSet"]["spec"]["volumeClaimTemplates"] = [claim]
+    assert not manifests.lines(tmp_path)
+
+
 def secret(**data: str) -> Json:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "api-key", "namespace": "llm"}, "data": data}
 

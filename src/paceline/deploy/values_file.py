@@ -35,8 +35,10 @@ def load_values(
 def read_yaml(file: Path) -> dict[str, Any]:
     try:
         content = yaml.load(file.read_text(), Loader=StrictLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"Cannot read {file}: {getattr(error, 'strerror', None) or error}.") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"Cannot read {file}: it is no text in UTF-8.") from None
+    except OSError as error:
+        raise ConfigurationError(f"Cannot read {file}: {error.strerror or error}.") from None
     except (yaml.YAMLError, TypeError, ValueError) as error:
         raise ConfigurationError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):

@@ -2,9 +2,15 @@
 
     check_files(paths, crds=..., previous=...) -> Report
 
-Four layers, each with what the next cannot see: built-in kinds against Kubernetes' own schemas (kubernetes-validate);
-custom resources against the CRDs that the user brings, with their CEL rules; rules that no schema has, over every pod
-(pods.py) and KServe's webhooks (kserve.py); and, with --server, the cluster's dry run (server.py).
+Layers, each with what the one before cannot see:
+
+    builtin.py, crds.py                       schemas: Kubernetes' own, and the CRDs that the user brings, with CEL
+    field_values.py, object_names.py,         what the API server refuses beyond its schemas
+    quantities.py, container_rules.py
+    pods.py, secrets.py, promql.py            what it takes, and what then fails, leaks or never fires
+    kserve.py, llm_template.py                KServe's webhooks, its Go template and its shell
+    services.py, together.py, kustomize.py    rules over several objects, or over files
+    server.py                                 with --server, the cluster's dry run
 """
 
 from paceline.deploy.check.findings import Finding, Report

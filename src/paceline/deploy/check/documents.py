@@ -35,8 +35,10 @@ def load_objects(file: Path) -> list[Any]:
     """Every document of a file that is not empty."""
     try:
         text = sys.stdin.read() if file == STDIN else file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"Cannot read {file}: {getattr(error, 'strerror', None) or error}.") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"Cannot read {file}: it is no text in UTF-8.") from None
+    except OSError as error:
+        raise ConfigurationError(f"Cannot read {file}: {error.strerror or error}.") from None
     return parse_objects(text, str(file))
 
 

@@ -33,9 +33,11 @@ def pod_specs(content: Json) -> Iterator[PodSpec]:
         yield PodSpec("$.spec", spec, is_whole=True)
     elif kind in _TEMPLATES:
         of_template = _mapping(_mapping(spec.get("template")).get("spec"))
+        claims = [_mapping(_mapping(claim).get("metadata")) for claim in spec.get("volumeClaimTemplates") or []]
         yield PodSpec(
             "$.spec.template.spec",
             of_template,
+            frozenset(str(metadata.get("name")) for metadata in claims),
             serves=kind != "Job",
             is_whole=True,
             is_of_node=kind == "DaemonSet",
@@ -53,7 +55,7 @@ def pod_specs(content: Json) -> Iterator[PodSpec]:
     elif kind in ("ServingRuntime", "ClusterServingRuntime"):
         yield PodSpec("$.spec", spec)
         if "workerSpec" in spec:
-            yield PodSpec("$.spec.workerSpec", _mapping(spec["workerSpec"]), None)
+            yield PodSpec("$.spec.workerSpec", _mapping(spec["workerSpec"]), None, serves=False)
     elif kind == "LeaderWorkerSet":
         for name in ("leaderTemplate", "workerTemplate"):
             template = _mapping(_mapping(spec.get("leaderWorkerTemplate")).get(name))

@@ -122,7 +122,7 @@ def _host(pod: PodSpec) -> Iterator[Finding]:
     """What gives a pod its node; the baseline Pod Security Standard refuses all of it."""
     of_node = [name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.spec.get(name) is True]
     of_node += [f"hostPath ({v.get('name')})" for v in pod.spec.get("volumes") or [] if "hostPath" in v]
-    if of_node:
+    if of_node and not pod.is_of_node:
         yield warning(pod.path, f"{', '.join(of_node)}: the pod reaches into its node; a server needs none of it.")
     for path, container in containers(pod.spec):
         context = {**(pod.spec.get("securityContext") or {}), **(container.get("securityContext") or {})}

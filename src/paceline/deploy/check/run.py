@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.deploy.check import builtin
@@ -28,6 +28,7 @@ _LIKE_BUILTIN = (
     "InferenceService", "ServingRuntime", "ClusterServingRuntime", "LLMInferenceService", "ScaledObject",
     "LeaderWorkerSet",
 )  # fmt: skip
+_WRONG_SHAPE = (AttributeError, TypeError, KeyError, ValueError)
 
 
 def check_files(
@@ -40,16 +41,21 @@ def check_files(
     """Raises ConfigurationError where files cannot be read or hold no manifests."""
     documents = read_documents(paths)
     schemas = CrdSchemas.read(crds) if crds else None
-    before = read_documents([previous]) if previous else []
+    before = [each for each in read_documents([previous]) if _is_readable(each)] if previous else []
     report = Report(num_documents=sum(not is_kustomization(document.content) for document in documents))
     unchecked: set[str] = set()
+    objects = [document for document in documents if not is_kustomization(document.content)]
+    alone = {id(document): _collect(_alone(document)) for document in objects}
+    # One that the rules cannot read is no witness about others.
+    sound = [document for document in objects if alone[id(document)].is_shaped and _is_readable(document)]
     for document in documents:
         if is_kustomization(document.content):
             report.add(document, list(kustomization_findings(Path(document.file), document.content)))
             continue
         found = [*_schema_findings(document, kubernetes_version, schemas, unchecked)]
-        report.add(document, found + _shaped(document, documents, before))
-    report.notes += _notes(unchecked, schemas) + _notes_on_surroundings(documents)
+        others = sound if any(other is document for other in sound) else [*sound, document]
+        report.add(document, found + _told(document, alone[id(document)], _collect(_among(document, others, before))))
+    report.notes += _notes(unchecked, schemas) + _notes_on_surroundings(sound)
     return report
 
 
@@ -69,24 +75,47 @@ def _schema_findings(
         unchecked.add("Kubernetes' own kinds")
 
 
-def _shaped(document: Document, documents: Sequence[Document], before: Sequence[Document]) -> list[Finding]:
-    """The rules take an object's shape for granted; where it is another, no schema has been there to say so."""
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    findings: tuple[Finding, ...]
+    is_shaped: bool  # as the rules take for granted
+
+
+def _collect(rules: Iterator[Iterable[Finding]]) -> _Collected:
+    """What each rule finds; one that stumbles over the object's shape keeps the others from nothing."""
     found: list[Finding] = []
-    wrong_shape = False
-    for findings in _own_findings(document, documents, before):
-        try:
-            found += findings
-        except (AttributeError, TypeError, KeyError, ValueError):
-            wrong_shape = True
-    if wrong_shape:
+    is_shaped = True
+    try:
+        for findings in rules:
+            try:
+                found += findings
+            except _WRONG_SHAPE:
+                is_shaped = False
+    except _WRONG_SHAPE:
+        is_shaped = False
+    return _Collected(tuple(found), is_shaped)
+
+
+def _told(document: Document, *collected: _Collected) -> list[Finding]:
+    found = [finding for each in collected for finding in each.findings]
+    if not all(each.is_shaped for each in collected):
         what = f"is not shaped as a {document.kind} is: somewhere a list, a mapping or a text is another."
         found.append(error("$", what))
     return list(dict.fromkeys(found))
 
 
-def _own_findings(
-    document: Document, documents: Sequence[Document], before: Sequence[Document]
-) -> Iterator[Iterable[Finding]]:
+def _is_readable(document: Document) -> bool:
+    """By the rules that look at other objects."""
+    try:
+        missing_secrets([document])
+        any(queries_of(document.content))
+        volumes_of_runtime([document], {})
+    except _WRONG_SHAPE:
+        return False
+    return _collect(_among(document, [document], [document])).is_shaped
+
+
+def _alone(document: Document) -> Iterator[Iterable[Finding]]:
     content = document.content
     if builtin.is_builtin(content) or content["kind"] in _LIKE_BUILTIN:
         yield value_findings(content)
@@ -95,10 +124,17 @@ def _own_findings(
     for pod in pod_specs(content):
         yield container_findings(pod)
         yield resource_findings(pod)
-        yield pod_findings(_with_runtime(pod, document, documents))
     yield kserve_findings(content)
     yield secret_findings(content)
     yield promql_findings(content)
+
+
+def _among(
+    document: Document, documents: Sequence[Document], before: Sequence[Document]
+) -> Iterator[Iterable[Finding]]:
+    content = document.content
+    for pod in pod_specs(content):
+        yield pod_findings(_with_runtime(pod, document, documents))
     yield selection_findings(document, documents)
     yield reference_findings(content, documents)
     yield together_findings(document, documents)

@@ -14,7 +14,7 @@ Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
 # What kubectl says when no API server has looked at the files.
 _NO_ANSWER = (
     "failed to download openapi", "connection refused", "no such host", "Unable to connect", "i/o timeout",
-    "must be logged in", "no configuration has been provided",
+    "must be logged in", "no configuration has been provided", 'error: context "',
 )  # fmt: skip
 
 
