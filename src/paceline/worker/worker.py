@@ -43,6 +43,8 @@ class Worker:
         self._config = config
         self._world = world or World(device=torch.device(config.device))
         self._device = self._world.device
+        if self._device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(1.0, self._device)  # an earlier engine's limit
         self.target = ModelRunner.load(config.model, self._device, group=self._world.target)
         self.draft = ModelRunner.load(config.draft, self._device, group=self._world.draft) if config.draft else None
         loaded()
@@ -61,6 +63,7 @@ class Worker:
             self.captured.capture()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()  # each graph's trial run left segments of its own size behind
+        self._hold_allocator()
         self._done: StepResult | None = None  # of an eager step, which is over when it is submitted
 
     def compile(self) -> None:
@@ -142,6 +145,19 @@ class Worker:
         graphs = self.captured.measure_bytes() if self.captured is not None else 0
         free, total = torch.cuda.mem_get_info(self._device)  # the context has grown by the kernels that were loaded
         return DeviceMemory(free_bytes=free, total_bytes=total, activation_bytes=peak, graph_bytes=graphs)
+
+    def _hold_allocator(self) -> None:
+        """Keep torch's cache within the plan: at the limit it gives back what it holds and nobody uses.
+
+        Without it steps of different sizes leave segments behind that serve no other size, beyond what may be used.
+        """
+        if self._device.type != "cuda" or not self.memory.limit_bytes:
+            return
+        free, total = torch.cuda.mem_get_info(self._device)
+        outside = total - free - torch.cuda.memory_reserved(self._device)  # context, kernels, other processes
+        needed = torch.cuda.memory_allocated(self._device) + self.memory.activation_bytes
+        share = max(self.memory.limit_bytes - outside, needed) / total
+        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), self._device)
 
     def _captured_decoder(self) -> CapturedDecoder | None:
         """On a GPU, where the drafts and the decision are ones that the kernels know."""
