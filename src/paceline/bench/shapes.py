@@ -7,6 +7,7 @@ that the engine can open, and says whether there are weights.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         max_position_embeddings=32768, rope_theta=1e6, sliding_window=None, eos_token_id=2,
     ),
 }  # fmt: skip
+
+
+def shape_in(name: str) -> str | None:
+    """The public shape that a model's name holds: RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8 is a llama-3.1-70b."""
+    text = name.rstrip("/").rpartition("/")[2].lower()
+    return next((shape for shape in SHAPES if re.search(rf"(?<![a-z0-9]){re.escape(shape)}(?![a-z0-9.])", text)), None)
 
 
 @dataclass(frozen=True, slots=True)

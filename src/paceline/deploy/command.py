@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,7 @@ def _vllm(target: Target) -> ServerCommand:
     from paceline.runtimes.vllm import facts_of, translate
 
     values = target.values
+    _raise(list(_misplaced_words(values.vllm.args)))
     by_template = target.platform == "kserve-llm"  # which passes name and address itself
     try:
         command = translate(
@@ -151,13 +152,24 @@ def _vllm(target: Target) -> ServerCommand:
             host=None if by_template else "0.0.0.0",
             port=None if by_template else PORT,
             vllm_args=values.vllm.args,
+            args_label="vllm.args",
         )
     except ConfigurationError as error:  # in the words of the values
-        said = str(error).replace("--vllm-args", "vllm.args").replace("vllm_args", "vllm.args")
+        said = str(error).replace("--vllm-args", "vllm.args")
         raise ConfigurationError(f"The engine options cannot be used: {said}") from None
     _raise(list(_over_pods(command)))
     drain = ("--shutdown-timeout", str(values.rollout.longest_request_seconds))
     return ServerCommand((*command.arguments(), *drain), command.environment, command.notes, command.num_gpus)
+
+
+def _misplaced_words(words: Sequence[str]) -> Iterator[str]:
+    """vllm.args that the manifests say themselves."""
+    for word in words:
+        name = word.removeprefix("--").partition("=")[0].replace("-", "_") if word.startswith("--") else ""
+        if name in _SET_ELSEWHERE:
+            yield f"vllm.args: --{name.replace('_', '-')}: set {_SET_ELSEWHERE[name]} instead."
+        elif name in _FIXED:
+            yield f"vllm.args: --{name.replace('_', '-')}: {_FIXED[name]}; leave it out."
 
 
 def _over_pods(command: VllmCommand) -> Iterator[str]:

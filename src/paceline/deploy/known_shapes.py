@@ -6,24 +6,18 @@ RedHatAI/Meta-Llama-3.1-70B-Instruct-FP8-dynamic, have its heads; about any othe
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from paceline.bench.shapes import SHAPES, locate_model
-from paceline.deploy.target import Target, folder_of
+from paceline.bench.shapes import locate_model, shape_in
+from paceline.deploy.target import Target
 from paceline.errors import ConfigurationError
 from paceline.models.architecture import Architecture, read_architecture
 from paceline.models.sharding import shard_model
 
 _PACELINE_SIZES = (1, 2, 4, 8)  # another is refused by its own arguments
-
-
-def shape_of(source: str) -> str | None:
-    name = folder_of(source)
-    return next((shape for shape in SHAPES if re.search(rf"(?<![a-z0-9]){re.escape(shape)}(?![a-z0-9.])", name)), None)
 
 
 @cache
@@ -43,7 +37,7 @@ def split_problems(target: Target) -> Iterator[str]:
         draft_size = size if target.runtime == "vllm" else given if isinstance(given, int) else 1
         models.append(("engine.speculative_config.draft_tensor_parallel_size", values.draft.source, draft_size))
     for option, source, degree in models:
-        shape = shape_of(source)
+        shape = shape_in(source)
         problem = None if shape is None else _split(architecture_of(shape), degree, target.runtime)
         if problem is not None:
             yield f"{option}={degree} is not possible for {source}: {problem}"
@@ -67,7 +61,7 @@ def _split(arch: Architecture, size: int, runtime: str) -> str | None:
 
 def length_note(target: Target) -> str | None:
     """A note and no problem: a model of this name may have been made for more positions than the public one."""
-    wanted, shape = target.values.engine.get("max_model_len"), shape_of(target.values.model.source)
+    wanted, shape = target.values.engine.get("max_model_len"), shape_in(target.values.model.source)
     if shape is None or not isinstance(wanted, int):
         return None
     positions = architecture_of(shape).max_position_embeddings

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import ConfigurationError
 from paceline.runtimes.vllm import tables
+from paceline.runtimes.vllm.kinds import Kinds, option_kinds, speculative_kinds
 from paceline.runtimes.vllm.tables import FIRST, LAST, Ranges
 
 DEFAULT_VERSION = f"0.{LAST}.0"
@@ -25,6 +26,8 @@ class VllmFacts:
     speculative_fields: frozenset[str]
     methods: frozenset[str]
     acceptance_methods: frozenset[str]
+    kinds: Kinds = field(default_factory=dict)  # of the flags; one that is missing is not judged
+    speculative_kinds: Kinds = field(default_factory=dict)
     device: str | None = None
     distribution: str = "vllm"  # the package that is installed
 
@@ -64,6 +67,8 @@ def facts_of(version: str) -> VllmFacts:
         speculative_fields=_names(tables.SPECULATIVE_FIELDS, minor),
         methods=_names(tables.METHODS, minor),
         acceptance_methods=_names(tables.ACCEPTANCE_METHODS, minor),
+        kinds=option_kinds(minor),
+        speculative_kinds=speculative_kinds(minor),
     )
 
 
@@ -76,6 +81,8 @@ def facts_from_answer(answer: Mapping[str, Any]) -> VllmFacts:
         speculative_fields=frozenset(answer["speculative_fields"]),
         methods=frozenset(answer["methods"]),
         acceptance_methods=frozenset(answer["acceptance_methods"]),
+        kinds=answer["kinds"],
+        speculative_kinds=answer["speculative_kinds"],
         device=answer["device"],
         distribution=answer["distribution"],
     )

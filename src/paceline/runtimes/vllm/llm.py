@@ -21,7 +21,7 @@ def start(
     if arguments.get("skip_tokenizer_init"):
         raise ConfigurationError("skip_tokenizer_init: not with runtime vllm, whose server needs the tokenizer.")
     port = free_port()
-    options = RuntimeOptions(python=python, arguments=vllm_args)
+    options = RuntimeOptions(python=python, arguments=vllm_args, arguments_label="vllm_args")
     command, installation = runnable_command(arguments, options, (), port, say, local=True)
     for text in command.notes:
         note(text)

@@ -54,17 +54,6 @@ def check_pair(target: str, draft: str) -> None:
         )
 
 
-def check_heads(model: str, tensor_parallel_size: int) -> None:
-    """Raises ConfigurationError if vLLM could not split the model's attention so. Repo ids are not looked at."""
-    config = _config(model) or {}
-    heads = config.get("num_attention_heads", config.get("text_config", {}).get("num_attention_heads"))
-    if isinstance(heads, int) and heads > 0 and heads % tensor_parallel_size:
-        raise ConfigurationError(
-            f"tensor_parallel_size={tensor_parallel_size}: vLLM cannot split the {heads} attention heads of '{model}' "
-            "so. Give a size that divides them."
-        )
-
-
 def _vocab_size(config: dict[str, Any]) -> int | None:
     size = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
     return size if isinstance(size, int) else None

@@ -9,17 +9,42 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ConfigurationError
+from paceline.runtimes.vllm.command import GPU_FACTORS, VllmCommand
 
 RAY_PORT = 6379
+MOST_NODES = 1024  # beyond, a mistake: no pipeline has so many stages
 
 
 def over_nodes(arguments: Mapping[str, Any], nodes: int) -> dict[str, Any]:
     """`arguments` for `nodes` machines, each with tensor_parallel_size GPUs. What the user gave stands."""
-    if nodes < 1:
-        raise ConfigurationError(f"--nodes must be at least 1, not {nodes}.")
+    if not 1 <= nodes <= MOST_NODES:
+        raise ConfigurationError(f"--nodes must be between 1 and {MOST_NODES}, not {nodes}.")
     if nodes == 1:
         return dict(arguments)
     return {"pipeline_parallel_size": nodes, "distributed_executor_backend": "ray", **arguments}
+
+
+def check_nodes(command: VllmCommand, nodes: int) -> None:
+    """Raises ConfigurationError where `command` is not one that Ray spreads over `nodes` machines alike."""
+    backend = command.value("distributed-executor-backend")
+    if command.num_nodes > 1 and (nodes > 1 or backend == "ray"):
+        raise ConfigurationError(
+            f"--nnodes {command.num_nodes} is vLLM's own form of several nodes, without Ray, and --nodes is the one "
+            "with Ray: give one of them."
+        )
+    if nodes == 1:
+        return
+    if backend != "ray":
+        raise ConfigurationError(
+            f"--nodes {nodes} needs --distributed-executor-backend ray, not {backend}: the others stay on one machine. "
+            "Leave the option out."
+        )
+    if command.num_gpus % nodes:
+        sizes = " x ".join(f"{name} {command.value(name)}" for name in GPU_FACTORS if command.value(name))
+        raise ConfigurationError(
+            f"{command.num_gpus} GPUs ({sizes}) cannot be the same number on each of --nodes {nodes}: without a "
+            "pipeline_parallel_size every node is one stage of it."
+        )
 
 
 def ray_lines(nodes: int) -> tuple[str, ...]:

@@ -11,11 +11,13 @@ from paceline.arguments import Machine
 from paceline.errors import ConfigurationError
 from paceline.runtimes.vllm.command import Option, VllmCommand
 from paceline.runtimes.vllm.facts import VllmFacts, facts_of
-from paceline.runtimes.vllm.locate import check_heads, check_pair, locate
-from paceline.runtimes.vllm.nodes import over_nodes, ray_lines
+from paceline.runtimes.vllm.fits import check_fit
+from paceline.runtimes.vllm.locate import check_pair, locate
+from paceline.runtimes.vllm.nodes import check_nodes, over_nodes, ray_lines
 from paceline.runtimes.vllm.probe import Installation, ask
 from paceline.runtimes.vllm.translate import translate
 
+_NOT_ONE_SERVER = ("headless", "data-parallel-multi-port-external-lb")
 # Paceline asks these every second.
 _QUIET: Option = ("disable-access-log-for-endpoints", ("/health,/metrics",))
 Progress = Callable[[str], None]
@@ -26,6 +28,7 @@ class RuntimeOptions:
     python: str | None = None  # that has vLLM; None: the one behind the `vllm` command on the PATH
     version: str | None = None  # of a vLLM that need not be here; for printing only
     arguments: str | Sequence[str] = ()  # options of vLLM in its own spelling
+    arguments_label: str = "--vllm-args"  # what their user calls them
     nodes: int = 1  # machines with tensor_parallel_size GPUs each
 
     def __post_init__(self) -> None:
@@ -46,9 +49,11 @@ def printable_command(
         host=host,
         port=port,
         vllm_args=options.arguments,
+        args_label=options.arguments_label,
         locate=partial(locate, fetch=False),
     )
-    check_heads(command.model, int(command.value("tensor-parallel-size") or 1))
+    check_nodes(command, options.nodes)
+    check_fit(command)
     command = _reporting(command, facts)
     text = command.shell(installation.launcher if installation else None)
     return command, "\n".join([*ray_lines(options.nodes), text])
@@ -76,14 +81,26 @@ def runnable_command(
         host="127.0.0.1",
         port=port,
         vllm_args=options.arguments,
+        args_label=options.arguments_label,
         locate=partial(locate, progress=say, local=local),
     )
     command = _extended(_reporting(command, installation.facts), _QUIET)
-    check_heads(command.model, int(command.value("tensor-parallel-size") or 1))
+    check_nodes(command, options.nodes)
+    check_served(command)
+    check_fit(command)
     draft = command.draft_model()
     if draft is not None:
         check_pair(command.model, draft)
     return command, installation
+
+
+def check_served(command: VllmCommand) -> None:
+    """Raises ConfigurationError for a command that has no HTTP server of its own, or several: there is none to ask."""
+    name = next((name for name, _ in command.options if name in _NOT_ONE_SERVER), None)
+    if name is not None:
+        raise ConfigurationError(
+            f"--{name}: Paceline could not ask this vLLM for its health. Run the command that --dry-run prints."
+        )
 
 
 def served_names(arguments: Mapping[str, Any], names: Sequence[str]) -> tuple[str, ...]:

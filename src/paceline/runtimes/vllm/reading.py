@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
 from paceline.arguments.fields import EngineArguments
+from paceline.errors import PacelineError
+from paceline.json_text import loads
 
 # vLLM knows more dtypes, quantisations and devices than Paceline's engine: it judges the values itself.
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
 _WIDER: dict[str, Any] = dict.fromkeys(("dtype", "quantization", "kv_cache_dtype", "load_format", "device"), str)
 
 
@@ -27,9 +30,15 @@ def read_known(given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
                 continue
         try:
             known[name] = msgspec.convert(plain, type=types[name])
-        except msgspec.ValidationError as error:
-            problems.append(f"{name}={value!r} cannot be used: {str(error)[:1].lower()}{str(error)[1:]}.")
+        except msgspec.ValidationError:
+            problems.append(f"{name}={value!r} must be {_in_words(types[name])}.")
     return known
+
+
+def _in_words(kind: Any) -> str:
+    """`int | None` as 'a whole number'."""
+    plain = [part for part in (get_args(kind) or (kind,)) if part is not NoneType]
+    return _WORDS.get(getattr(plain[0], "__origin__", plain[0]), "something else")
 
 
 def _plain(value: Any) -> Any:
@@ -43,7 +52,7 @@ def _plain(value: Any) -> Any:
 
 def _parsed(text: str, problems: list[str]) -> Any:
     try:
-        return json.loads(text)
-    except ValueError as error:
-        problems.append(f"speculative_config is not valid JSON: {error}.")
+        return loads(text)
+    except (ValueError, PacelineError) as error:
+        problems.append(f"speculative_config is not valid JSON: {str(error).rstrip('.')}.")
         return None

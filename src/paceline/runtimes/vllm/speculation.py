@@ -15,6 +15,8 @@ from paceline.errors import did_you_mean
 from paceline.runtimes.vllm import tables
 from paceline.runtimes.vllm.facts import VllmFacts, known_since
 from paceline.runtimes.vllm.gone import GONE
+from paceline.runtimes.vllm.option_values import sentence, wrong_json
+from paceline.runtimes.vllm.values import check_draft_values
 
 SpeculativeConfig = dict[str, Any]
 
@@ -43,6 +45,9 @@ _DROPPED = {
     "acceptance_method": "rejection sampling is the default (rejection_sample_method)",
 }
 _TYPICAL = "vLLM's typical acceptance, which changes the text, no longer exists; every method left is lossless."
+# Told in words of their own.
+_CHECKED = frozenset({"method", "num_speculative_tokens", "rejection_sample_method", _SCHEDULE})
+_LOOKUP = frozenset({"prompt_lookup_max", "prompt_lookup_min"})
 # Paceline's own, with the values under which they ask for nothing, and why vLLM has none.
 _OWN: dict[str, tuple[tuple[Any, ...], str]] = {
     "draft_vocab_size": (("auto", "all"), "a reduced head of the draft exists only in Paceline's own engine"),
@@ -65,9 +70,13 @@ def speculative_config(
     _acceptance(config, facts, problems, notes)
     _draft_parallelism(config, tensor_parallel_size, facts, problems)
     _schedule(config, facts, problems)
-    for name in config:
+    check_draft_values(config, facts, problems)
+    told = _CHECKED | (_LOOKUP if config["method"] == "ngram" else set())
+    for name, value in config.items():
         if name not in facts.speculative_fields:
             problems.append(_no_field(name, facts))
+        elif name not in told and (wrong := wrong_json(facts.speculative_kinds.get(name, {}), value)):
+            problems.append(sentence(f"speculative_config.{name} {wrong}"))
     return {name: value for name, value in config.items() if value is not None}
 
 

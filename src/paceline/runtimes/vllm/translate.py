@@ -4,13 +4,14 @@ Contract
 - Every argument is honoured, left out with a note, or a problem; all problems come in one ConfigurationError.
 - Only what the user gave is passed on: for the rest vLLM's own defaults hold, which fit its engine.
 - An option that the version does not have is never passed. What Paceline has no name for goes through under vLLM's
-  own, checked for its existence alone: `pipeline_parallel_size=2` in Python, `--vllm-args` on a command line.
+  own, checked as that version's parser would: `pipeline_parallel_size=2` in Python, `--vllm-args` on a command line.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from paceline.arguments.fields import EngineArguments
@@ -19,9 +20,11 @@ from paceline.runtimes.vllm import tables
 from paceline.runtimes.vllm.command import Option, VllmCommand
 from paceline.runtimes.vllm.facts import VllmFacts, known_since
 from paceline.runtimes.vllm.gone import GONE
-from paceline.runtimes.vllm.kinds import MANY, ONLY_ON, wrong_value
+from paceline.runtimes.vllm.kinds import Kinds
+from paceline.runtimes.vllm.option_values import sentence, unknown_parser, wrong_value
 from paceline.runtimes.vllm.raw import read_raw
 from paceline.runtimes.vllm.reading import read_known
+from paceline.runtimes.vllm.reserved import why_reserved
 from paceline.runtimes.vllm.speculation import FLAT, is_flat, speculative_config
 from paceline.runtimes.vllm.values import PLUGGABLE, check_port, check_values
 
@@ -50,11 +53,10 @@ SAME = (
 )
 # Those that are written differently, or say something to Paceline alone.
 OTHERWISE = ("model", "device", "quantize_lm_head", "speculative_config")
+_NEEDS = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "enable-log-requests"}
 _PACELINES = frozenset(EngineArguments.__dataclass_fields__)
-# Paceline decides these: a second value in --vllm-args would contradict it.
-_OURS = frozenset({"model", "host", "port", "uds", "served-model-name", "api-key", "speculative-config"}) | {
-    name.replace("_", "-") for name in SAME
-}
+# A second value in --vllm-args would contradict the argument.
+SHARED = frozenset(name.replace("_", "-") for name in SAME)
 
 
 def translate(
@@ -65,11 +67,13 @@ def translate(
     host: str | None = None,
     port: int | None = None,
     vllm_args: str | Sequence[str] = (),
+    args_label: str = "vllm_args",
     locate: Locate = str,
 ) -> VllmCommand:
     """`arguments` as `LLM` and `paceline serve` take them; `locate` says where a model's name leads.
 
-    `host`, `port` None: vLLM's own (all addresses, 8000). Raises ConfigurationError with every problem found.
+    `args_label`: what the user calls `vllm_args`. `host`, `port` None: vLLM's own (all addresses, 8000). Raises
+    ConfigurationError with every problem found.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -78,18 +82,23 @@ def translate(
     _check_model_and_machine(known, facts, problems)
     check_values(known, facts, problems)
     check_port(port, problems)
-    shared = [option for name in SAME if name in known for option in _option(name, known[name])]
+    shared = [option for name in SAME if name in known for option in _option(name, known[name], facts.kinds)]
     problems += [_no_option(name, facts) for name in SAME if name in known and not facts.has_flag(_flag(name))]
     speculative = _speculative(given, known, facts, problems, notes)
-    ours = _OURS - {_flag(name) for name in PLUGGABLE if name not in known}
-    more = _more(given, vllm_args, ours, facts, problems, notes)
+    both = SHARED - {_flag(name) for name in PLUGGABLE if name not in known}
+    raw = read_raw(vllm_args, both, facts, problems, args_label)
+    more = _more(given, raw, facts, problems, notes)
+    problems += [*unknown_parser(more, facts.kinds), *_incomplete(more)]
     _raise(problems)  # before a model is fetched
-    speculation = _option("speculative_config", _located(speculative, locate)) if speculative else []
+    speculation = _option("speculative_config", _located(speculative, locate), facts.kinds) if speculative else []
     options = (*shared, *speculation, *more, *_address(served_model_names, host, port))
     return VllmCommand(model=locate(known["model"]), options=options, version=facts.version, notes=tuple(notes))
 
 
 def _check_model_and_machine(known: Mapping[str, Any], facts: VllmFacts, problems: list[str]) -> None:
+    for name in ("model", "tokenizer"):
+        if known.get(name):
+            problems += [f"{name}={known[name]!r} {wrong}." for wrong in _wrong_name(known[name])]
     if not known.get("model"):
         problems.append('Which model? Give model="<name, directory or repo id>".')
     wanted = known.get("device", "auto")  # vLLM is built for one kind of device; there is nothing to pass
@@ -104,6 +113,13 @@ def _check_model_and_machine(known: Mapping[str, Any], facts: VllmFacts, problem
         )
 
 
+def _wrong_name(name: str) -> Iterator[str]:
+    if not (name.strip() and name.isprintable()):
+        yield "must be the name or path of a model: not empty, and without line breaks or other control characters"
+    elif name.startswith("-"):
+        yield "would be read as an option; write a path as ./-name"
+
+
 def _speculative(
     given: Mapping[str, Any], known: Mapping[str, Any], facts: VllmFacts, problems: list[str], notes: list[str]
 ) -> dict[str, Any] | None:
@@ -111,37 +127,44 @@ def _speculative(
     if "speculative_config" in known:
         asked["speculative_config"] = known["speculative_config"]
     config = speculative_config(asked, known.get("tensor_parallel_size", 1), facts, problems, notes)
+    if config is not None and isinstance(config.get("model"), str):
+        problems += [f"speculative_config.model={config['model']!r} {wrong}." for wrong in _wrong_name(config["model"])]
     if config is not None:
         notes.append("With speculation, vLLM refuses requests with min_p or logit_bias (400).")
     return config
 
 
 def _more(
-    given: Mapping[str, Any],
-    vllm_args: str | Sequence[str],
-    ours: frozenset[str],
-    facts: VllmFacts,
-    problems: list[str],
-    notes: list[str],
+    given: Mapping[str, Any], raw: list[Option], facts: VllmFacts, problems: list[str], notes: list[str]
 ) -> list[Option]:
     """What Paceline has no name for. Words in vLLM's own spelling stand against the same from elsewhere."""
     others = {name: value for name, value in given.items() if name not in _PACELINES and not is_flat(name)}
-    raw = read_raw(vllm_args, ours, facts, problems)
     written = {name for name, _ in raw}
     return [*(option for option in _foreign(others, facts, problems, notes) if option[0] not in written), *raw]
 
 
-def _option(name: str, value: Any) -> list[Option]:
-    """One option, in the spelling of vLLM's parser: --x, --no-x, --x VALUE, --x JSON."""
+def _incomplete(options: Sequence[Option]) -> Iterator[str]:
+    """Options that vLLM refuses without another."""
+    given = {name for name, _ in options}
+    for name, needs in _NEEDS.items():
+        if name in given and needs not in given:
+            yield f"--{name} needs --{needs} as well."
+
+
+def _option(name: str, value: Any, kinds: Kinds) -> list[Option]:
+    """In the spelling of vLLM's parser: --x, --no-x, --x VALUE, --x JSON; one that repeats for each of a list."""
     flag = _flag(name)
-    if value is False and flag in ONLY_ON:
+    kind = kinds.get(flag, {})
+    if value is False and kind.get("takes") == "on":
         return []
     if isinstance(value, bool):
         return [(flag if value else f"no-{flag}", ())]
-    if isinstance(value, list | tuple) and flag in MANY:
+    if isinstance(value, list | tuple) and kind.get("takes") == "many":
         return [(flag, tuple(map(str, value)))]
+    if isinstance(value, list | tuple) and kind.get("repeats"):
+        return [(flag, (str(one),)) for one in value]
     if isinstance(value, Mapping | list | tuple):
-        return [(flag, (json.dumps(value, separators=(",", ":")),))]
+        return [(flag, (json.dumps(value, separators=(",", ":"), default=str),))]
     return [(flag, (str(value),))]
 
 
@@ -162,10 +185,17 @@ def _foreign(others: Mapping[str, Any], facts: VllmFacts, problems: list[str], n
     options: list[Option] = []
     for name, value in others.items():
         flag = _flag(name)
-        if facts.has_flag(flag) and flag not in _OURS:
-            made = _option(name, value)
+        why = why_reserved(flag, SHARED)
+        if why is not None and facts.has_flag(flag):
+            problems.append(f"{name} {why}." if why.startswith("is ") else f"{name}: {why}.")
+        elif facts.has_flag(flag) and not _is_writable(value):
+            problems.append(f"{name}={value!r}: a command line of vLLM cannot carry it; give text, a number or JSON.")
+        elif facts.has_flag(flag):
+            made = _option(name, value, facts.kinds)
             problems += [
-                f"{name}={value!r}: --{option[0]} {wrong}." for option in made if (wrong := wrong_value(option))
+                sentence(f"{name}={value!r}: --{option[0]} {wrong}")
+                for option in made
+                if (wrong := wrong_value(option, facts.kinds))
             ]
             options += made
         elif name in GONE:
@@ -176,6 +206,14 @@ def _foreign(others: Mapping[str, Any], facts: VllmFacts, problems: list[str], n
             guess = "" if since else did_you_mean(name, _names(facts))
             problems.append(f"{name}: vLLM {facts.version} has no such argument{since}.{guess}")
     return options
+
+
+def _is_writable(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_writable(inside) for key, inside in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_writable, value))
+    return value is None or isinstance(value, str | int | float | Path)
 
 
 def _names(facts: VllmFacts) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.errors import did_you_mean
 from paceline.runtimes.vllm.facts import VllmFacts
+from paceline.runtimes.vllm.option_values import sentence, wrong_value
 from paceline.runtimes.vllm.tables import LAST
 
 _LEAST = {
@@ -42,6 +43,31 @@ PLUGGABLE = ("load_format", "quantization")
 
 
 def check_values(known: Mapping[str, Any], facts: VllmFacts, problems: list[str]) -> None:
+    """`known`: arguments that Paceline and vLLM share, each of its type."""
+    told = len(problems)
+    _check_ranges(known, problems)
+    for name, value in known.items():
+        option = (name.replace("_", "-"), (str(value),))
+        is_plain = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_plain and not _is_told(name, problems[told:]) and (wrong := wrong_value(option, facts.kinds)):
+            problems.append(sentence(f"{name} {wrong}"))
+    if facts.minor <= LAST:  # a newer one may take more
+        problems += [_no_choice(name, known[name]) for name in _CHOICES if _is_unknown(name, known.get(name))]
+
+
+def check_draft_values(config: Mapping[str, Any], facts: VllmFacts, problems: list[str]) -> None:
+    """What the draft has of the same choices."""
+    value = config.get("quantization")
+    if facts.minor <= LAST and isinstance(value, str) and _is_unknown("quantization", value):
+        guess = did_you_mean(value, _CHOICES["quantization"].split())
+        problems.append(f"speculative_config.quantization={value!r}: vLLM has no such choice.{guess}")
+
+
+def _is_told(name: str, problems: list[str]) -> bool:
+    return any(problem.startswith(f"{name}=") for problem in problems)
+
+
+def _check_ranges(known: Mapping[str, Any], problems: list[str]) -> None:
     for name, least in _LEAST.items():
         value = known.get(name)
         if value is not None and value < least:
@@ -52,8 +78,6 @@ def check_values(known: Mapping[str, Any], facts: VllmFacts, problems: list[str]
     share = known.get("gpu_memory_utilization")
     if share is not None and not 0 < share <= 1:
         problems.append(f"gpu_memory_utilization={share} must be above 0 and at most 1.")
-    if facts.minor <= LAST:  # a newer one may take more
-        problems += [_no_choice(name, known[name]) for name in _CHOICES if _is_unknown(name, known.get(name))]
 
 
 def check_port(port: int | None, problems: list[str]) -> None:
