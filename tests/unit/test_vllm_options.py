@@ -313,3 +313,65 @@ def test_a_value_with_a_dash_is_no_option(value: str) -> None:
     assert made(f"--chat-template={value}").arguments() == (f"--chat-template={value}",)
     assert made(chat_template=value).arguments() == (f"--chat-template={value}",)
     assert made(seed=0, max_model_len=-1).arguments() == ("--max-model-len", "-1", "--seed", "0")
+
+
+# What a newcomer types
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3", "medusa", "custom_class", "dflash"])
+def test_methods_that_need_a_model(method: str) -> None:
+    assert f"'{method}' needs a 'model'" in refusal(speculative_config={"method": method, "num_speculative_tokens": 3})
+
+
+@pytest.mark.parametrize("method", ["mtp", "qwen3_next_mtp", "suffix", "ngram_gpu", "dspark"])
+def test_methods_that_need_none(method: str) -> None:
+    assert made(speculative_config={"method": method, "num_speculative_tokens": 3})
+
+
+def test_names_of_cloud_storage_are_vllms_to_read() -> None:
+    from paceline.runtimes.vllm.locate import locate
+
+    for name in ("s3://bucket/model", "gs://b/m", "az://b/m"):
+        assert locate(name) == name
+
+
+@pytest.mark.parametrize("host", ["", "a b", "a\n"])
+def test_a_host_that_is_none(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="host="):
+        translate({"model": "m"}, FACTS, host=host)
+
+
+def test_a_short_option_is_one_problem() -> None:
+    assert refusal("-tp", "4") == "vllm_args: '-tp' is not an option; write options in their long form, --name value."
+
+
+def test_sizes_beyond_every_cluster_and_ranks_that_do_not_divide() -> None:
+    assert "at most 4096" in refusal(tensor_parallel_size=99999999999)
+    assert "at most 4096" in refusal("--data-parallel-size", "99999999999")
+    with pytest.raises(ConfigurationError, match="decode_context_parallel_size=3"):
+        check_fit(made("--decode-context-parallel-size", "3", tensor_parallel_size=4))
+    check_fit(made("--decode-context-parallel-size", "2", tensor_parallel_size=4))
+
+
+def test_what_makes_paceline_blind_is_a_note() -> None:
+    assert any("not noticed" in note for note in made("--disable-log-stats").notes)
+    assert any("not checked" in note for note in made("--config", "x.yaml").notes)
+
+
+def test_todays_options_are_not_called_old() -> None:
+    assert not any("older form" in note for note in made(speculative_model="d/d", num_speculative_tokens=3).notes)
+    old = made(speculative_model="d/d", speculative_max_model_len=512)
+    assert any("older form" in note for note in old.notes)
+
+
+def test_a_dry_run_says_what_the_command_alone_does_not_have(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from paceline.cli.app import app
+
+    keys = tmp_path / "keys"
+    keys.write_text("a-key-of-more-than-16-characters\n")
+    keys.chmod(0o600)
+    words = ["serve", "org/m", "--runtime", "vllm", "--dry-run", "--vllm-version", "0.32"]
+    assert "none of them" in CliRunner().invoke(app, [*words, "--api-key-file", str(keys)]).output.replace("\n", " ")
+    assert "none of them" not in CliRunner().invoke(app, words, env={"PACELINE_API_KEYS": ""}).output

@@ -13,6 +13,7 @@ from paceline.logs import LogOptions
 from paceline.runtimes.vllm.options import RuntimeOptions, printable_command, runnable_command, served_names
 from paceline.runtimes.vllm.process import free_port
 from paceline.runtimes.vllm.serve import serve
+from paceline.server.access.options import AccessOptions
 from paceline.server.options import ServerOptions
 from paceline.server.serve import open_port
 
@@ -24,7 +25,7 @@ def print_command(
     arguments = _arguments(model, engine, server)
     command, text = printable_command(arguments, runtime, server.served_model_names, host, port, say)
     say(f"For vLLM {command.version}:")
-    show_notes(command.notes)
+    show_notes((*command.notes, *_left_out(server)))
     print(text)
     sys.stdout.flush()
     return 0
@@ -55,6 +56,13 @@ def run_vllm(
             )
 
         return serve(command, installation, listener, vllm_port, announce, say, server)
+
+
+def _left_out(server: ServerOptions) -> tuple[str, ...]:
+    """What a command of vLLM alone is without, where it was asked for."""
+    if server.access == AccessOptions():
+        return ()
+    return ("API keys, limits, TLS and CORS are of Paceline's server in front of vLLM: this command has none of them.",)
 
 
 def _arguments(model: str | None, engine: dict[str, Any], server: ServerOptions) -> dict[str, Any]:

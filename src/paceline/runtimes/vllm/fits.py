@@ -47,6 +47,7 @@ def _problems(command: VllmCommand) -> Iterator[str]:
     config = _config(model)
     size = int(command.value("tensor-parallel-size") or 1)
     yield from _split(config, model, size)
+    yield from _context_ranks(command, size)
     if draft is not None:
         yield from _split(_config(draft), draft, size)
     yield from _stages(config, model, int(command.value("pipeline-parallel-size") or 1))
@@ -76,6 +77,16 @@ def _divides(heads: Any, size: int) -> bool:
 
 def _copies(kv_heads: Any, size: int) -> bool:
     return not _is_size(kv_heads) or max(kv_heads, size) % min(kv_heads, size) == 0
+
+
+def _context_ranks(command: VllmCommand, size: int) -> Iterator[str]:
+    """Decode-context-parallel ranks are tensor-parallel ones, unless there are prefill-context-parallel ones."""
+    ranks = int(command.value("decode-context-parallel-size") or 1)
+    if size % ranks and int(command.value("prefill-context-parallel-size") or 1) == 1:
+        yield (
+            f"decode_context_parallel_size={ranks}: it must divide tensor_parallel_size={size}, whose GPUs these ranks "
+            "are."
+        )
 
 
 def _stages(config: Mapping[str, Any], model: str, stages: int) -> Iterator[str]:

@@ -7,6 +7,7 @@ the two are directories on this machine.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from paceline.hub.catalog import KNOWN_MODELS, MISTAKEN_REPOS, ShippedDirectory
 from paceline.hub.repository import is_repo_id
 
 Progress = Callable[[str], None]
+_CLOUD = re.compile(r"(?:s3|gs|az)://.")  # vLLM's loaders stream from there
 
 
 def locate(name: str, progress: Progress | None = None, *, fetch: bool = True, local: bool = False) -> str:
@@ -27,6 +29,8 @@ def locate(name: str, progress: Progress | None = None, *, fetch: bool = True, l
     """
     if name.lower() in MISTAKEN_REPOS:
         raise ConfigurationError(f"There is no model '{name}': it is '{MISTAKEN_REPOS[name.lower()]}'.")
+    if _CLOUD.match(name) and not local:
+        return name
     is_here = Path(name).expanduser().exists()
     if not local and not is_here and name not in known_models() and is_repo_id(name):
         return name

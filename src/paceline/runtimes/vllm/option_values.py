@@ -31,6 +31,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "le": ("at most", operator.le),
     "lt": ("less than", operator.lt),
 }
+_MOST_GPUS = 4096  # of one server; beyond, a mistake
 _SHOWN = 12  # of a list of choices
 _TRUTHS = frozenset({"true", "false", "t", "f", "yes", "no", "y", "n", "on", "off", "1", "0"})
 
@@ -160,6 +161,8 @@ def _wrong_number(kind: Kind, value: Any, name: str = "") -> str | None:
         return f"must be at most {LARGEST}, not {_short(value)}"
     if name in _AT_LEAST_ONE and number < 1:
         return f"must be at least 1, not {number}"
+    if name.endswith("parallel-size") and number > _MOST_GPUS:
+        return f"must be a number of GPUs, at most {_MOST_GPUS}, not {_short(number)}"
     if name.endswith("-port") and not 1 <= number <= 65535:
         return f"must be between 1 and 65535, not {number}"
     if name == "seed" and not 0 <= number <= _SEEDS:

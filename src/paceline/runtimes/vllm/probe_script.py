@@ -88,7 +88,7 @@ def kind_of_action(action: Any) -> Kind:
     if type(action).__name__ == "LoRAParserAction":
         kind["value"] = "lora"
     if action.choices is not None:
-        kind["choices"] = sorted(str(choice) for choice in action.choices if choice is not None)
+        kind["choices"] = [str(choice) for choice in sorted(set(action.choices) - {None})]
     elif isinstance(action.metavar, list):
         kind["names"] = sorted(action.metavar)
     elif found := re.match(r"\{([\w,.-]+)\} or ", str(action.metavar)):

@@ -51,11 +51,12 @@ def _options(text: str | Sequence[str], problems: list[str]) -> list[Option]:
             name, equals, value = word[2:].partition("=")
             head, dot, key = name.partition(".")
             options.append((head.replace("_", "-") + dot + key, (value,) if equals else ()))
-        elif options and not _is_short_option(word):
-            options[-1] = (options[-1][0], (*options[-1][1], word))
-        else:
+        elif _is_short_option(word) or not options:
             problems.append(f"'{word}' is not an option; write options in their long form, --name value.")
-    return options
+            options.append(("", ()))  # takes its values
+        else:
+            options[-1] = (options[-1][0], (*options[-1][1], word))
+    return [option for option in options if option[0]]
 
 
 def _is_short_option(word: str) -> bool:

@@ -13,8 +13,20 @@ from paceline.arguments.fields import EngineArguments
 from paceline.errors import PacelineError
 from paceline.json_text import loads
 
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "a mapping, or an object in JSON",
+}
 # vLLM knows more dtypes, quantisations and devices than Paceline's engine: it judges the values itself.
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "a mapping, or an object in JSON",
+}
 _WIDER: dict[str, Any] = dict.fromkeys(("dtype", "quantization", "kv_cache_dtype", "load_format", "device"), str)
 
 

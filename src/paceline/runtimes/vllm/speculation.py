@@ -26,6 +26,7 @@ _OWN_NAMES = ("ngram", "[ngram]")
 _SCHEDULE = "num_speculative_tokens_per_batch_size"
 _ALL_BATCH_SIZES = 1_000_000  # the end of a schedule's last range
 
+_COMMON = {"speculative_model", "num_speculative_tokens"}  # options of paceline serve to this day
 # Names of flat arguments from before speculative_config, and what became of them.
 FLAT = LEGACY | {
     "speculative_disable_by_batch_size": "disable_by_batch_size",
@@ -45,6 +46,7 @@ _DROPPED = {
     "acceptance_method": "rejection sampling is the default (rejection_sample_method)",
 }
 _TYPICAL = "vLLM's typical acceptance, which changes the text, no longer exists; every method left is lossless."
+_WITHOUT_MODEL = ("ngram", "ngram_gpu", "suffix", "extract_hidden_states", "dspark")
 # Told in words of their own.
 _CHECKED = frozenset({"method", "num_speculative_tokens", "rejection_sample_method", _SCHEDULE})
 _LOOKUP = frozenset({"prompt_lookup_max", "prompt_lookup_min"})
@@ -99,7 +101,7 @@ def _gather(arguments: Mapping[str, Any], problems: list[str], notes: list[str])
     flat = {name: value for name, value in arguments.items() if name in FLAT and value is not None}
     nested = arguments.get("speculative_config")
     if nested is None:
-        if flat:
+        if flat.keys() - _COMMON:
             notes.append(f"{', '.join(flat)}: vLLM's older form, written as --speculative-config.")
         return {FLAT[name]: value for name, value in flat.items()} or None
     if flat:
@@ -184,8 +186,8 @@ def _method(config: SpeculativeConfig, facts: VllmFacts, problems: list[str]) ->
     elif method not in facts.methods:
         since = known_since(tables.METHODS, method) or did_you_mean(str(method), facts.methods)
         problems.append(f"speculative_config.method={method!r}: vLLM {facts.version} has no such method{since}.")
-    elif method == "draft_model" and model is None:
-        problems.append("speculative_config method 'draft_model' needs a 'model': the draft's name or path.")
+    elif model is None and not _drafts_without_model(method):
+        problems.append(f"speculative_config method '{method}' needs a 'model': the draft's name or path.")
     elif method == "ngram" and model is not None:
         problems.append(f"speculative_config method 'ngram' takes no model; leave out model={model!r}.")
     k = config.get("num_speculative_tokens")
@@ -196,6 +198,11 @@ def _method(config: SpeculativeConfig, facts: VllmFacts, problems: list[str]) ->
         )
     if method == "ngram":
         _lookup(config, problems)
+
+
+def _drafts_without_model(method: str) -> bool:
+    """From the prompt, or with layers of the target's own checkpoint."""
+    return method in _WITHOUT_MODEL or method.endswith("mtp")
 
 
 def _lookup(config: SpeculativeConfig, problems: list[str]) -> None:

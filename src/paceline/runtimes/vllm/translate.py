@@ -26,7 +26,7 @@ from paceline.runtimes.vllm.raw import read_raw
 from paceline.runtimes.vllm.reading import read_known
 from paceline.runtimes.vllm.reserved import why_reserved
 from paceline.runtimes.vllm.speculation import FLAT, is_flat, speculative_config
-from paceline.runtimes.vllm.values import PLUGGABLE, check_port, check_values
+from paceline.runtimes.vllm.values import PLUGGABLE, check_host, check_port, check_values
 
 Locate = Callable[[str], str]
 
@@ -54,6 +54,13 @@ SAME = (
 # Those that are written differently, or say something to Paceline alone.
 OTHERWISE = ("model", "device", "quantize_lm_head", "speculative_config")
 _NEEDS = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "enable-log-requests"}
+_NOTES = {
+    "config": "--config: what is in that file is not checked; the options of the command line stand against it.",
+    "disable-log-stats": (
+        "--disable-log-stats: vLLM counts no steps then: that it is stuck is not noticed, and /metrics has none of its "
+        "counters."
+    ),
+}
 _PACELINES = frozenset(EngineArguments.__dataclass_fields__)
 # A second value in --vllm-args would contradict the argument.
 SHARED = frozenset(name.replace("_", "-") for name in SAME)
@@ -81,6 +88,7 @@ def translate(
     known = read_known({name: value for name, value in given.items() if name in _PACELINES}, problems)
     _check_model_and_machine(known, facts, problems)
     check_values(known, facts, problems)
+    check_host(host, problems)
     check_port(port, problems)
     shared = [option for name in SAME if name in known for option in _option(name, known[name], facts.kinds)]
     problems += [_no_option(name, facts) for name in SAME if name in known and not facts.has_flag(_flag(name))]
@@ -89,6 +97,7 @@ def translate(
     raw = read_raw(vllm_args, both, facts, problems, args_label)
     more = _more(given, raw, facts, problems, notes)
     problems += [*unknown_parser(more, facts.kinds), *_incomplete(more)]
+    notes += [text for name, text in _NOTES.items() if name in dict(more)]
     _raise(problems)  # before a model is fetched
     speculation = _option("speculative_config", _located(speculative, locate), facts.kinds) if speculative else []
     options = (*shared, *speculation, *more, *_address(served_model_names, host, port))

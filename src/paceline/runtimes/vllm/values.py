@@ -85,6 +85,11 @@ def check_port(port: int | None, problems: list[str]) -> None:
         problems.append(f"port={port} must be between 1 and 65535: vLLM's command needs a port of its own.")
 
 
+def check_host(host: str | None, problems: list[str]) -> None:
+    if host is not None and (not host or not host.isprintable() or " " in host):
+        problems.append(f"host={host!r} must be an address or a name of this machine; 0.0.0.0 for all its addresses.")
+
+
 def _is_unknown(name: str, value: str | None) -> bool:
     return value is not None and value not in _CHOICES[name].split()
 
