@@ -192,6 +192,33 @@ CASES: dict[str, list[tuple[Change, str]]] = {
         (lambda m: m["PrometheusRule"]["spec"]["groups"][0]["rules"][0].update({"for": "5 min"}), "no duration"),
     ],
 }  # fmt: skip
+CASES["server"] = [
+    (lambda m: m.container.pop("image"), "image: is missing"),
+    (lambda m: m.container["livenessProbe"]["httpGet"].update(port=9000), "asks port 9000, and the server listens on"),
+    (lambda m: m.container.update(args=["--port=9000"]), "asks port 8000, and the server listens on 9000"),
+    (lambda m: m.container.update(args=["--port=9000"]), "none is 9000, on which the server listens"),
+    (lambda m: m.container.update(args=["--speculative-config", "{method: ngram}"]), "no JSON object"),
+    (lambda m: m.container["command"].__setitem__(2, "/mnt/model"), "is on none of the mounts"),
+    (lambda m: m.pod["initContainers"][0].update(lifecycle=m.container["lifecycle"]), "an init container ends"),
+    (lambda m: m.pod["initContainers"][0].update(readinessProbe={"httpGet": {"port": 1}}), "an init container ends"),
+    (lambda m: m.pod["volumes"][0]["emptyDir"].update(sizeLimit="64Mi"), "NCCL needs 1Gi"),
+    (lambda m: m.container["securityContext"]["capabilities"].update(add=["SYS_ADMIN"]), "adds SYS_ADMIN"),
+]
+CASES["placement"] = [
+    (lambda m: m.pod.update(serviceAccountName="A b"), "'A b' must be"),
+    (lambda m: m.pod.update(priorityClassName="A b"), "'A b' must be"),
+    (lambda m: m.pod["tolerations"].append({"key": "a", "operator": "Exists", "value": "b"}), "takes no value"),
+    (lambda m: m.pod["tolerations"].append({"value": "b"}), "needs a key"),
+]
+CASES["claims and scaling"] = [
+    (lambda m: m.pod["volumes"][-1]["persistentVolumeClaim"].update(claimName="llama-70b-model"), "Did you mean"),
+    (lambda m: m["PersistentVolumeClaim"]["spec"].update(accessModes=["ReadWriteOnce"]), "there may be 3 pods"),
+    (lambda m: m["Deployment"]["spec"].update(replicas=2), "a ScaledObject owns the number"),
+    (lambda m: m["NetworkPolicy"]["spec"]["ingress"][0]["ports"][0].update(port=9), "admits [9], and the pods"),
+    (lambda m: m["ServiceMonitor"]["spec"]["endpoints"][0].update(scrapeTimeout="1m"), "longer than the interval"),
+    (lambda m: m["ScaledObject"]["spec"]["triggers"][0]["metadata"].update(threshold="four"), "'four' is no number"),
+    (lambda m: m["ScaledObject"]["spec"]["triggers"][0]["metadata"].pop("serverAddress"), "serverAddress: is missing"),
+]
 ALL = [(kind, change, message) for kind, cases in CASES.items() for change, message in cases]
 
 
@@ -204,6 +231,46 @@ def test_one_change_is_found(kind: str, change: Change, message: str, tmp_path: 
     assert not any(TOKEN in line for line in lines)
 
 
+def predictor(m: Manifests) -> Json:
+    part: Json = m["InferenceService"]["spec"]["predictor"]
+    return part
+
+
+def annotate(m: Manifests, name: str, value: str) -> None:
+    m["InferenceService"]["metadata"]["annotations"][f"serving.kserve.io/{name}"] = value
+
+
+def llm(m: Manifests) -> Json:
+    spec: Json = m["LLMInferenceService"]["spec"]
+    return spec
+
+
+KSERVE: list[tuple[str, Change, str]] = [
+    ("kserve", lambda m: predictor(m)["model"].update(runtime="llama-70b-runtme"), "Did you mean 'llama-70b-runtime'"),
+    ("kserve", lambda m: predictor(m)["model"]["modelFormat"].update(name="x"), "none of the runtime's formats"),
+    ("kserve", lambda m: predictor(m)["storageUris"][0].update(uri="pvc://llama-70b-model/x"), "no claim"),
+    ("kserve", lambda m: predictor(m).update(minReplicas=5), "5 is more than maxReplicas, 3"),
+    ("kserve", lambda m: annotate(m, "autoscalerClass", "kede"), "Did you mean 'keda'?"),
+    (
+        "kserve",
+        lambda m: m["ServingRuntime"]["spec"]["containers"][0]["args"].append("--max_model_lenght=5"),
+        "--max_model_lenght: the image's vLLM has no such option. Did you mean 'max-model-len'?",
+    ),
+    ("kserve-llm", lambda m: llm(m)["model"].update(uri="llama"), "does not say where"),
+    ("kserve-llm", lambda m: m.main.update(name="man"), "none is called 'main'"),
+    ("kserve-llm", lambda m: llm(m)["rolloutStrategy"].update(maxUnavailable=0), "are both 0"),
+    ("kserve-llm", lambda m: llm(m)["scaling"]["keda"]["triggers"][0]["metadata"].pop("query"), "query: is missing"),
+]
+
+
+@pytest.mark.parametrize(("platform", "change", "message"), KSERVE, ids=[message[:30] for _, _, message in KSERVE])
+def test_one_change_of_kserves_kinds_is_found(platform: str, change: Change, message: str, tmp_path: Path) -> None:
+    manifests = Manifests(platform, "vllm")
+    change(manifests)
+    lines = manifests.lines(tmp_path)
+    assert any(message in line for line in lines), lines
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_what_is_rendered_has_no_findings(platform: Any, runtime: Any, tmp_path: Path) -> None:
@@ -213,17 +280,17 @@ def test_what_is_rendered_has_no_findings(platform: Any, runtime: Any, tmp_path:
 ARGS: list[tuple[str, str | None]] = [
     ("--seed 1", None),
     ("--seed 1\n", None),
-    ("--x '$(id)' '`id`' 'a;b'", None),
-    (r"--x \$A", None),
-    ("--x $(id)", "'$' is replaced or run"),
-    ("--x $$(id)", "'$' is replaced or run"),
-    ('--x "$(id)"', "'$' is replaced or run"),
-    ("--x $(HOME)", None),  # Kubernetes puts in the variable of the container
-    ("--x $HOME", "'$' is replaced or run"),
-    ("--x `id`", "'`' is run"),
-    ("--x 1; id", "';' ends the command"),
-    ("--x 1 | id", "'|' pipes it"),
-    ("--x 1\n--y 2", "a line's end ends the command"),
+    ("--seed '$(id)' '`id`' 'a;b'", None),
+    (r"--seed \$A", None),
+    ("--seed $(id)", "'$' is replaced or run"),
+    ("--seed $$(id)", "'$' is replaced or run"),
+    ('--seed "$(id)"', "'$' is replaced or run"),
+    ("--seed $(HOME)", None),  # Kubernetes puts in the variable of the container
+    ("--seed $HOME", "'$' is replaced or run"),
+    ("--seed `id`", "'`' is run"),
+    ("--seed 1; id", "';' ends the command"),
+    ("--seed 1 | id", "'|' pipes it"),
+    ("--seed 1\n--y 2", "a line's end ends the command"),
     ("--tensor-parallel-size 4", None),
     ("--tensor-parallel-size 2", "contradicts parallelism.tensor, 4"),
     ("-tp=8", "contradicts parallelism.tensor, 4"),

@@ -7,9 +7,11 @@ Layers, each with what the one before cannot see:
     builtin.py, crds.py                       schemas: Kubernetes' own, and the CRDs that the user brings, with CEL
     field_values.py, object_names.py,         what the API server refuses beyond its schemas
     quantities.py, container_rules.py
-    pods.py, secrets.py, promql.py            what it takes, and what then fails, leaks or never fires
+    pods.py, server_commands.py, secrets.py,  what it takes, and what then fails, leaks or never fires
+    promql.py
     kserve.py, llm_template.py                KServe's webhooks, its Go template and its shell
-    services.py, together.py, kustomize.py    rules over several objects, or over files
+    services.py, claims.py, together.py,      rules over several objects, or over files
+    kustomize.py
     server.py                                 with --server, the cluster's dry run
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.deploy.check.findings import Finding, Json, error, warning
 from paceline.deploy.check.pod_specs import PodSpec, containers
-from paceline.deploy.names import wrong_label, wrong_port_name
+from paceline.deploy.names import wrong_label, wrong_port_name, wrong_subdomain
 from paceline.errors import did_you_mean
 
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
@@ -19,14 +19,17 @@ def container_findings(pod: PodSpec) -> Iterator[Finding]:
     yield from _names(pod)
     yield from _volumes(pod)
     yield from _restart(pod)
+    yield from _placement(pod)
     for path, container in containers(pod.spec):
         place = f"{pod.path}{path}"
-        yield from _image(place, container)
+        yield from _image(place, container, is_whole=pod.is_whole)
         yield from _ports(place, container)
         yield from _asked_ports(place, container)
         yield from _probes(place, container)
         yield from _env(place, container)
         yield from _mounts(place, container)
+        if path.startswith(".initContainers"):
+            yield from _before_others(place, container)
     yield from _shared_ports(pod)
 
 
@@ -58,6 +61,19 @@ def _volumes(pod: PodSpec) -> Iterator[Finding]:
         yield error(f"{pod.path}.volumes", f"two volumes are called '{name}'.")
 
 
+def _placement(pod: PodSpec) -> Iterator[Finding]:
+    for name in ("serviceAccountName", "priorityClassName", "runtimeClassName"):
+        wrong = None if pod.spec.get(name) is None else wrong_subdomain(pod.spec[name])
+        if wrong is not None:
+            yield error(f"{pod.path}.{name}", f"{pod.spec[name]!r} {wrong}.")
+    for index, toleration in enumerate(pod.spec.get("tolerations") or []):
+        place, operator = f"{pod.path}.tolerations[{index}]", toleration.get("operator", "Equal")
+        if operator == "Exists" and toleration.get("value"):
+            yield error(place, "operator Exists takes no value: use Equal, or leave the value out.")
+        if operator == "Equal" and not toleration.get("key"):
+            yield error(place, "operator Equal needs a key.")
+
+
 def _restart(pod: PodSpec) -> Iterator[Finding]:
     policy = pod.spec.get("restartPolicy")
     if pod.is_whole and pod.restarts is not None and policy not in (pod.restarts if policy else (*pod.restarts, None)):
@@ -66,8 +82,11 @@ def _restart(pod: PodSpec) -> Iterator[Finding]:
         yield error(f"{pod.path}.restartPolicy", f"is missing, which means Always: give {' or '.join(pod.restarts)}.")
 
 
-def _image(place: str, container: Json) -> Iterator[Finding]:
+def _image(place: str, container: Json, *, is_whole: bool) -> Iterator[Finding]:
     image = container.get("image")
+    if not image and is_whole:
+        yield error(f"{place}.image", "is missing.")
+        return
     if isinstance(image, str) and (not image or image != image.strip() or " " in image):
         yield error(f"{place}.image", f"{image!r} is no name of an image.")
 
@@ -124,6 +143,14 @@ def _probes(place: str, container: Json) -> Iterator[Finding]:
         path = (probe.get("httpGet") or {}).get("path", "/")
         if not str(path).startswith("/"):
             yield warning(f"{place}.{name}.httpGet.path", f"'{path}' does not begin with '/'.")
+
+
+def _before_others(place: str, container: Json) -> Iterator[Finding]:
+    if container.get("restartPolicy") == "Always":  # a sidecar, which stays
+        return
+    for name in (*_PROBES, "lifecycle"):
+        if container.get(name):
+            yield error(f"{place}.{name}", "is for containers that stay: an init container ends. Leave it out.")
 
 
 def _env(place: str, container: Json) -> Iterator[Finding]:

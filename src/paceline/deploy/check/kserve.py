@@ -5,6 +5,7 @@ From KServe 0.20's behaviour, put in our own words; the CRDs' schemas and CEL ru
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,7 +14,10 @@ from paceline.deploy.check.findings import Finding, Json, error, warning
 from paceline.deploy.check.llm_template import ADDITIONAL_ARGS, llm_findings
 from paceline.deploy.check.pod_specs import command_words, containers, pod_specs
 from paceline.deploy.target import VLLM_VERSION, version_in_tag
-from paceline.errors import ConfigurationError
+from paceline.errors import ConfigurationError, did_you_mean
+
+_EVERY_COMMAND = ("help", "version", "config", "api-key", "host", "port", "model")
+_SCALERS = ("hpa", "keda", "external", "none")
 
 
 def kserve_findings(content: Json) -> Iterator[Finding]:
@@ -31,6 +35,11 @@ def _inference_service(content: Json) -> Iterator[Finding]:
         yield warning("$.metadata.annotations", "deploymentMode RawDeployment is deprecated: it is called Standard.")
     elif mode not in (None, "Standard", "Knative", "Serverless"):
         yield error("$.metadata.annotations", f"deploymentMode '{mode}' does not exist: Standard or Knative.")
+    scaler = annotations.get("serving.kserve.io/autoscalerClass")
+    if scaler not in (None, *_SCALERS):
+        guess = did_you_mean(str(scaler), _SCALERS)
+        there = ", ".join(_SCALERS)
+        yield error("$.metadata.annotations", f"autoscalerClass '{scaler}' does not exist.{guess} There are: {there}.")
     predictor = (content.get("spec") or {}).get("predictor") or {}
     model = predictor.get("model") or {}
     if "storageUris" in predictor and ("storageUri" in model or "storage" in model):
@@ -83,6 +92,8 @@ def _removed_flags(content: Json) -> Iterator[Finding]:
                 continue
             for flag, instead in _removed(text, image):
                 yield error(f"{pod.path}{path}", f"{flag} was removed from vLLM: {instead}.")
+            for flag, guess in _unknown(text, image):
+                yield warning(f"{pod.path}{path}", f"{flag}: the image's vLLM has no such option.{guess}")
 
 
 def _removed(text: str, image: str) -> Iterator[tuple[str, str]]:
@@ -93,8 +104,30 @@ def _removed(text: str, image: str) -> Iterator[tuple[str, str]]:
         facts = facts_of(version_in_tag(image) or VLLM_VERSION)
     except ConfigurationError:  # of no version that the tables know
         facts = facts_of(VLLM_VERSION)
-    flags = [word.strip("\"'").partition("=")[0] for word in text.split()]
-    for flag in dict.fromkeys(word for word in flags if word.startswith("--")):
-        instead = removed_option(flag[2:].replace("_", "-"), facts)
+    for name, flag in _flags(text).items():
+        instead = removed_option(name, facts)
         if instead is not None:
             yield flag, instead
+
+
+def _unknown(text: str, image: str) -> Iterator[tuple[str, str]]:
+    """Where the tag says which version it is; a plugin may bring more."""
+    from paceline.runtimes.vllm import facts_of, removed_option
+
+    version = version_in_tag(image)
+    if version is None:
+        return
+    try:
+        facts = facts_of(version)
+    except ConfigurationError:
+        return
+    for name, flag in _flags(text).items():
+        plain = name.partition(".")[0]  # --name.key sets one key of a mapping
+        if plain not in _EVERY_COMMAND and not facts.has_flag(plain) and removed_option(name, facts) is None:
+            yield flag, did_you_mean(plain, sorted(facts.flags))
+
+
+def _flags(text: str) -> dict[str, str]:
+    """name -> the option as it is written"""
+    words = [word.strip("\"'").partition("=")[0] for word in text.split()]
+    return {word[2:].replace("_", "-"): word for word in words if re.fullmatch(r"--[a-z][\w.-]*", word)}

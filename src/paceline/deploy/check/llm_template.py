@@ -10,14 +10,14 @@ import json
 import shlex
 from collections.abc import Iterator
 
-from paceline.deploy.check.findings import Finding, Json, error
+from paceline.deploy.check.findings import Finding, Json, error, warning
 from paceline.deploy.check.pod_specs import containers, pod_specs
+from paceline.deploy.check.server_commands import JSON_OPTIONS, is_json
 from paceline.deploy.check.shell_words import acts_in_shell, as_kubernetes_passes
 from paceline.deploy.gpus import SHORT_OPTIONS
 from paceline.deploy.served_names import TEMPLATE_NAMES, passes_template
 
 ADDITIONAL_ARGS = "VLLM_ADDITIONAL_ARGS"
-_JSON_OPTIONS = ("--speculative-config", "--kv-transfer-config", "--compilation-config", "--hf-overrides")
 # An option of vLLM -> the field of `parallelism` from which the template writes it.
 _BY_TEMPLATE = {
     "tensor-parallel-size": "tensor", "pipeline-parallel-size": "pipeline", "data-parallel-size": "data",
@@ -32,6 +32,13 @@ def llm_findings(content: Json) -> Iterator[Finding]:
     if "{{" in json.dumps(spec):
         yield error("$.spec", "holds '{{': KServe runs the whole spec through a Go template, which fails on it.")
     yield from _served_name(content, spec)
+    yield from _model(spec)
+    names = [c.get("name") for p, c in containers(spec.get("template") or {}) if p.startswith(".containers")]
+    if names and "main" not in names:
+        yield warning(
+            "$.spec.template.containers",
+            f"none is called 'main', as the template's is: {', '.join(map(str, names))} would run beside it.",
+        )
     for pod in pod_specs(content):
         part = spec.get("prefill") or {} if pod.path.startswith("$.spec.prefill") else spec
         for path, container in containers(pod.spec):
@@ -39,6 +46,12 @@ def llm_findings(content: Json) -> Iterator[Finding]:
             if container.get("name") == "main" and "command" not in container:
                 yield from _template_arguments(f"{pod.path}{path}", container)
                 yield from _ranks(f"{pod.path}{path}", container, part.get("parallelism") or {})
+
+
+def _model(spec: Json) -> Iterator[Finding]:
+    uri = (spec.get("model") or {}).get("uri")
+    if uri is not None and "://" not in str(uri):
+        yield error("$.spec.model.uri", f"{uri!r} does not say where: hf://, pvc://, s3:// or oci:// comes first.")
 
 
 def _served_name(content: Json, spec: Json) -> Iterator[Finding]:
@@ -77,7 +90,7 @@ def _ranks(path: str, container: Json, parallelism: Json) -> Iterator[Finding]:
     for place, text in _shell_texts(path, container):
         for option, argument in _options(_words(text)):
             yield from _size(place, option, argument, parallelism)
-            draft = json.loads(argument) if option == "--speculative-config" and _is_json(argument) else {}
+            draft = json.loads(argument) if option == "--speculative-config" and is_json(argument) else {}
             size = draft.get("draft_tensor_parallel_size", tensor)
             if size != tensor:
                 yield error(
@@ -133,7 +146,7 @@ def _read_by_shell(place: str, text: str) -> Iterator[Finding]:
         yield error(place, f"{ADDITIONAL_ARGS} cannot be read by a shell: {fault}.")
         return
     for option, argument in _options(words):
-        if option in _JSON_OPTIONS and not _is_json(argument):
+        if option in JSON_OPTIONS and not is_json(argument):
             yield error(
                 place, f"after the template's shell, {option} is {argument[:60]!r}, no JSON: put it in single quotes."
             )
@@ -150,10 +163,3 @@ def _options(words: list[str]) -> Iterator[tuple[str, str]]:
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         yield (name, value) if equals else (name, words[index + 1] if index + 1 < len(words) else "")
-
-
-def _is_json(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False

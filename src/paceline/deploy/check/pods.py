@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 
 from paceline.deploy.check.findings import Finding, Json, error, warning
 from paceline.deploy.check.pod_specs import PodSpec, command_words, containers
+from paceline.deploy.check.quantities import read
 from paceline.deploy.gpus import gpus_in_words
 
+_LEAST_SHM = 2**30
 _START_SECONDS = 30 * 60
 _DEFAULT_GRACE_SECONDS = 30
 
@@ -60,6 +62,9 @@ def _shared_memory(pod: PodSpec) -> Iterator[Finding]:
         empty_dir = volumes.get(mount.get("name"), {}).get("emptyDir")
         if empty_dir is not None and empty_dir.get("medium") != "Memory":
             yield error(f"{pod.path}{path}", "/dev/shm is not in memory: emptyDir needs medium: Memory.")
+        size = read((empty_dir or {}).get("sizeLimit"))
+        if size is not None and size < _LEAST_SHM:
+            yield warning(f"{pod.path}{path}", f"/dev/shm has {empty_dir['sizeLimit']}: NCCL needs 1Gi, better 16Gi.")
 
 
 def _probes(pod: PodSpec) -> Iterator[Finding]:
@@ -132,6 +137,9 @@ def _host(pod: PodSpec) -> Iterator[Finding]:
             yield said(place, "privileged: true is root on the node. A server needs it not: leave it out.")
             if context.get("allowPrivilegeEscalation") is False:
                 yield error(place, "privileged: true and allowPrivilegeEscalation: false exclude each other.")
+        added = [name for name in (context.get("capabilities") or {}).get("add") or [] if name != "NET_BIND_SERVICE"]
+        if added and not pod.is_of_node:
+            yield warning(place, f"adds {', '.join(added)}: a server needs no capabilities. Leave them out.")
         if context.get("runAsNonRoot") is True and context.get("runAsUser") == 0:
             yield error(place, "runAsNonRoot with runAsUser 0: the container would never start.")
 

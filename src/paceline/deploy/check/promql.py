@@ -27,6 +27,7 @@ _STRING = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|`[^`]*`')
 
 def promql_findings(content: Json, ask: Ask | None = None) -> Iterator[Finding]:
     """`ask` is promtool, given queries: what is wrong with each, or None where it cannot be asked."""
+    yield from _trigger_settings(content)
     queries = list(queries_of(content))
     if not queries:
         return
@@ -64,6 +65,27 @@ def _triggers(path: str, triggers: Any) -> Iterator[Query]:
     for index, trigger in enumerate(triggers or []):
         if trigger.get("type") == "prometheus":
             yield f"{path}[{index}].metadata.query", str((trigger.get("metadata") or {}).get("query", ""))
+
+
+def _trigger_settings(content: Json) -> Iterator[Finding]:
+    """KEDA reads them as texts of its own, which no schema knows."""
+    spec = content.get("spec") or {}
+    parts = {
+        "ScaledObject": ("$.spec.triggers", spec.get("triggers")),
+        "LLMInferenceService": (
+            "$.spec.scaling.keda.triggers", ((spec.get("scaling") or {}).get("keda") or {}).get("triggers")
+        ),
+    }  # fmt: skip
+    path, triggers = parts.get(str(content.get("kind")), ("", None))
+    for index, trigger in enumerate(triggers or []):
+        settings = trigger.get("metadata") or {}
+        if trigger.get("type") != "prometheus":
+            continue
+        for name in ("serverAddress", "query", "threshold"):
+            if not settings.get(name):
+                yield error(f"{path}[{index}].metadata.{name}", "is missing.")
+        if settings.get("threshold") and not re.fullmatch(r"-?\d+(\.\d+)?", str(settings["threshold"])):
+            yield error(f"{path}[{index}].metadata.threshold", f"{settings['threshold']!r} is no number.")
 
 
 def _durations(content: Json) -> Iterator[tuple[str, Any]]:

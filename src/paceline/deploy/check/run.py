@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.deploy.check import builtin
+from paceline.deploy.check.claims import claim_findings
 from paceline.deploy.check.container_rules import container_findings
 from paceline.deploy.check.crds import CrdSchemas
 from paceline.deploy.check.documents import read_documents
@@ -20,6 +21,7 @@ from paceline.deploy.check.pods import pod_findings
 from paceline.deploy.check.promql import has_promtool, promql_findings, queries_of
 from paceline.deploy.check.quantities import quantity_findings, resource_findings
 from paceline.deploy.check.secrets import missing_secrets, reference_findings, secret_findings
+from paceline.deploy.check.server_commands import command_findings
 from paceline.deploy.check.services import selection_findings
 from paceline.deploy.check.together import change_findings, together_findings, volumes_of_runtime
 
@@ -124,6 +126,7 @@ def _alone(document: Document) -> Iterator[Iterable[Finding]]:
     for pod in pod_specs(content):
         yield container_findings(pod)
         yield resource_findings(pod)
+        yield command_findings(pod)
     yield kserve_findings(content)
     yield secret_findings(content)
     yield promql_findings(content)
@@ -137,6 +140,7 @@ def _among(
         yield pod_findings(_with_runtime(pod, document, documents))
     yield selection_findings(document, documents)
     yield reference_findings(content, documents)
+    yield claim_findings(document, documents)
     yield together_findings(document, documents)
     yield change_findings(document, before)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.deploy.check.claims import scalers_of
 from paceline.deploy.check.findings import Document, Finding, Json, error, warning
 from paceline.deploy.check.pod_specs import containers, pod_specs
 from paceline.deploy.names import wrong_label, wrong_port_name
@@ -37,6 +38,10 @@ def selection_findings(document: Document, documents: Sequence[Document]) -> Ite
         wanted = (spec.get(field) or {}).get("matchLabels") or {}
         if wanted and not _selected(wanted, content, documents, none_is_fine=True):
             yield warning(f"$.spec.{field}", "selects none of the pods among these files.")
+    if document.kind in ("Deployment", "StatefulSet") and "replicas" in spec and scalers_of(content, documents):
+        yield warning("$.spec.replicas", "a ScaledObject owns the number, and each apply sets it back. Leave it out.")
+    if document.kind == "NetworkPolicy":
+        yield from _admitted(content, spec, documents)
     if document.kind == "HTTPRoute":
         yield from _backends(content, spec, documents)
     if document.kind == "ScaledObject":
@@ -94,6 +99,20 @@ def _own_pods(kind: str, spec: Json) -> Iterator[Finding]:
         yield error(
             "$.spec.selector", "does not select the pods of its own template: matchLabels must be labels there."
         )
+
+
+def _admitted(content: Json, spec: Json, documents: Sequence[Document]) -> Iterator[Finding]:
+    wanted = (spec.get("podSelector") or {}).get("matchLabels") or {}
+    selected = (_selected(wanted, content, documents) or []) if wanted else []
+    there = {number for pods in selected for number in pods.port_numbers}
+    if not there or not all(pods.is_whole for pods in selected):
+        return
+    for at, rule in enumerate(spec.get("ingress") or []):
+        numbers = [port.get("port") for port in rule.get("ports") or [] if "endPort" not in port]
+        if numbers and all(isinstance(number, int) and number not in there for number in numbers):
+            yield warning(
+                f"$.spec.ingress[{at}].ports", f"admits {numbers}, and the pods it selects have {sorted(there)}."
+            )
 
 
 def _backends(content: Json, spec: Json, documents: Sequence[Document]) -> Iterator[Finding]:

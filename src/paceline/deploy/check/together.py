@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from paceline.deploy.check.findings import Document, Finding, Json, error
+from paceline.deploy.check.findings import Document, Finding, Json, error, warning
+from paceline.errors import did_you_mean
 
 _RUNTIME_NAMES = ("vllm", "paceline")
 
@@ -34,6 +36,29 @@ def together_findings(document: Document, documents: Sequence[Document]) -> Iter
         )
     if document.kind == "ServiceMonitor":
         yield from _monitor_ports(content, documents)
+    if document.kind == "InferenceService":
+        yield from _runtime(content, documents)
+
+
+def _runtime(content: Json, documents: Sequence[Document]) -> Iterator[Finding]:
+    model = (((content.get("spec") or {}).get("predictor")) or {}).get("model") or {}
+    wanted, path = model.get("runtime"), "$.spec.predictor.model"
+    runtimes = {
+        _name(other.content): other.content
+        for other in documents
+        if other.kind in ("ServingRuntime", "ClusterServingRuntime")
+    }
+    if wanted is None or not runtimes:
+        return
+    if wanted not in runtimes:
+        yield warning(f"{path}.runtime", f"no runtime '{wanted}' is among these files.{did_you_mean(wanted, runtimes)}")
+        return
+    formats = [entry.get("name") for entry in runtimes[wanted]["spec"].get("supportedModelFormats") or []]
+    name = (model.get("modelFormat") or {}).get("name")
+    if formats and name not in formats:
+        yield error(
+            f"{path}.modelFormat", f"'{name}' is none of the runtime's formats: {', '.join(map(str, formats))}."
+        )
 
 
 def _monitor_ports(monitor: Json, documents: Sequence[Document]) -> Iterator[Finding]:
@@ -44,6 +69,7 @@ def _monitor_ports(monitor: Json, documents: Sequence[Document]) -> Iterator[Fin
         if other.kind == "Service"
         and wanted.items() <= ((other.content.get("metadata") or {}).get("labels") or {}).items()
     ]
+    yield from _scrape_times(monitor)
     if not any(document.kind == "Service" for document in documents):
         return
     if not services:
@@ -54,6 +80,22 @@ def _monitor_ports(monitor: Json, documents: Sequence[Document]) -> Iterator[Fin
             yield error(
                 f"$.spec.endpoints[{index}].port", f"'{endpoint['port']}' is no port of the Service it selects."
             )
+
+
+def _scrape_times(monitor: Json) -> Iterator[Finding]:
+    for index, endpoint in enumerate((monitor.get("spec") or {}).get("endpoints") or []):
+        interval, timeout = (_seconds(endpoint.get(name)) for name in ("interval", "scrapeTimeout"))
+        if interval is not None and timeout is not None and timeout > interval:
+            yield error(
+                f"$.spec.endpoints[{index}].scrapeTimeout",
+                f"{endpoint['scrapeTimeout']} is longer than the interval, {endpoint['interval']}: the operator "
+                "refuses the monitor.",
+            )
+
+
+def _seconds(duration: object) -> int | None:
+    found = re.fullmatch(r"([0-9]+)([smh])", str(duration))
+    return None if found is None else int(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
 
 
 def change_findings(document: Document, previous: Sequence[Document]) -> Iterator[Finding]:
