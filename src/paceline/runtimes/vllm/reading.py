@@ -21,12 +21,6 @@ _WORDS = {
     dict: "a mapping, or an object in JSON",
 }
 # vLLM knows more dtypes, quantisations and devices than Paceline's engine: it judges the values itself.
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    dict: "a mapping, or an object in JSON",
-}
 _WIDER: dict[str, Any] = dict.fromkeys(("dtype", "quantization", "kv_cache_dtype", "load_format", "device"), str)
 
 
