@@ -292,6 +292,8 @@ def test_exit_status_and_json(
     assert run(monkeypatch, "--only", "model") == 2
     assert run(monkeypatch, "--port", "http") == 2
     assert run(monkeypatch, "--gpus", "-1") == 2
+    assert run(monkeypatch, "--wait", "-5") == 2
+    assert run(monkeypatch, "--port", "\u0663") == 2
     capsys.readouterr()
     assert run(monkeypatch, "--only", "model", "--model", "") == 2
     assert "--model is empty" in capsys.readouterr().err

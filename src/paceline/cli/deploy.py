@@ -148,7 +148,9 @@ def doctor(
     only: Annotated[
         list[str] | None, _option("gpu, shm, permissions, model, port, environment. May be repeated.")
     ] = None,
-    wait: Annotated[int, _option("Seconds to wait until nothing is wrong, for an init container.")] = 0,
+    wait: Annotated[
+        int, typer.Option(help="Seconds to wait until nothing is wrong, for an init container.", min=0)
+    ] = 0,
     as_json: Annotated[bool, _option("Print one JSON document.", "--json")] = False,
 ) -> None:
     """Say what would keep a server from starting here: GPUs, /dev/shm, permissions, models, port.
@@ -168,7 +170,7 @@ def doctor(
         if name not in CHECKS:
             raise ConfigurationError(f"--only {name}: no such check.{did_you_mean(name, CHECKS)} There are: "
                                      f"{', '.join(CHECKS)}.")  # fmt: skip
-    if port != "none" and not (port.isdigit() and 0 <= int(port) < 65536):
+    if port != "none" and not (port.isascii() and port.isdigit() and 0 <= int(port) < 65536):
         raise ConfigurationError(f"--port {port}: give a number up to 65535, or none.")
     if "" in (model or ()):
         raise ConfigurationError("--model is empty: give the model's directory.")
