@@ -375,3 +375,12 @@ def test_a_dry_run_says_what_the_command_alone_does_not_have(tmp_path: Path) -> 
     words = ["serve", "org/m", "--runtime", "vllm", "--dry-run", "--vllm-version", "0.32"]
     assert "none of them" in CliRunner().invoke(app, [*words, "--api-key-file", str(keys)]).output.replace("\n", " ")
     assert "none of them" not in CliRunner().invoke(app, words, env={"PACELINE_API_KEYS": ""}).output
+
+
+def test_tokens_of_a_step_against_sequences_and_length() -> None:
+    assert "at least max_num_seqs=16" in refusal(max_num_batched_tokens=8, max_num_seqs=16)
+    assert made(max_num_batched_tokens=16, max_num_seqs=16)
+    sizes = {"max_num_batched_tokens": 512, "max_model_len": 1024}
+    assert made(**sizes)
+    assert "at least max_model_len=1024" in refusal("--no-enable-chunked-prefill", **sizes)
+    assert "at least max_model_len=1024" in refusal(enable_chunked_prefill=False, **sizes)

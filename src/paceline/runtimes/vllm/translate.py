@@ -24,6 +24,7 @@ from paceline.runtimes.vllm.kinds import Kinds
 from paceline.runtimes.vllm.option_values import sentence, unknown_parser, wrong_value
 from paceline.runtimes.vllm.raw import read_raw
 from paceline.runtimes.vllm.reading import read_known
+from paceline.runtimes.vllm.relations import incomplete, notes_about, too_few_tokens
 from paceline.runtimes.vllm.reserved import why_reserved
 from paceline.runtimes.vllm.speculation import FLAT, is_flat, speculative_config
 from paceline.runtimes.vllm.values import PLUGGABLE, check_host, check_port, check_values
@@ -53,14 +54,6 @@ SAME = (
 )
 # Those that are written differently, or say something to Paceline alone.
 OTHERWISE = ("model", "device", "quantize_lm_head", "speculative_config")
-_NEEDS = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "enable-log-requests"}
-_NOTES = {
-    "config": "--config: what is in that file is not checked; the options of the command line stand against it.",
-    "disable-log-stats": (
-        "--disable-log-stats: vLLM counts no steps then: that it is stuck is not noticed, and /metrics has none of its "
-        "counters."
-    ),
-}
 _PACELINES = frozenset(EngineArguments.__dataclass_fields__)
 # A second value in --vllm-args would contradict the argument.
 SHARED = frozenset(name.replace("_", "-") for name in SAME)
@@ -96,8 +89,8 @@ def translate(
     both = SHARED - {_flag(name) for name in PLUGGABLE if name not in known}
     raw = read_raw(vllm_args, both, facts, problems, args_label)
     more = _more(given, raw, facts, problems, notes)
-    problems += [*unknown_parser(more, facts.kinds), *_incomplete(more)]
-    notes += [text for name, text in _NOTES.items() if name in dict(more)]
+    problems += [*unknown_parser(more, facts.kinds), *incomplete(more), *too_few_tokens(known, more)]
+    notes += notes_about(more)
     _raise(problems)  # before a model is fetched
     speculation = _option("speculative_config", _located(speculative, locate), facts.kinds) if speculative else []
     options = (*shared, *speculation, *more, *_address(served_model_names, host, port))
@@ -150,14 +143,6 @@ def _more(
     others = {name: value for name, value in given.items() if name not in _PACELINES and not is_flat(name)}
     written = {name for name, _ in raw}
     return [*(option for option in _foreign(others, facts, problems, notes) if option[0] not in written), *raw]
-
-
-def _incomplete(options: Sequence[Option]) -> Iterator[str]:
-    """Options that vLLM refuses without another."""
-    given = {name for name, _ in options}
-    for name, needs in _NEEDS.items():
-        if name in given and needs not in given:
-            yield f"--{name} needs --{needs} as well."
 
 
 def _option(name: str, value: Any, kinds: Kinds) -> list[Option]:
