@@ -43,8 +43,6 @@ class Worker:
         self._config = config
         self._world = world or World(device=torch.device(config.device))
         self._device = self._world.device
-        if self._device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(1.0, self._device)  # an earlier engine's limit
         self.target = ModelRunner.load(config.model, self._device, group=self._world.target)
         self.draft = ModelRunner.load(config.draft, self._device, group=self._world.draft) if config.draft else None
         loaded()
@@ -63,7 +61,7 @@ class Worker:
             self.captured.capture()
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()  # each graph's trial run left segments of its own size behind
-        self._hold_allocator()
+        self._reserve = self._most_reserved()
         self._done: StepResult | None = None  # of an eager step, which is over when it is submitted
 
     def compile(self) -> None:
@@ -80,6 +78,7 @@ class Worker:
             self.captured.submit(plan)
         else:
             self._done = self.decoder.run(plan)
+            self._give_back()
 
     def collect(self) -> StepResult:
         """The result of the oldest step submitted."""
@@ -146,18 +145,21 @@ class Worker:
         free, total = torch.cuda.mem_get_info(self._device)  # the context has grown by the kernels that were loaded
         return DeviceMemory(free_bytes=free, total_bytes=total, activation_bytes=peak, graph_bytes=graphs)
 
-    def _hold_allocator(self) -> None:
-        """Keep torch's cache within the plan: at the limit it gives back what it holds and nobody uses.
-
-        Without it steps of different sizes leave segments behind that serve no other size, beyond what may be used.
-        """
+    def _most_reserved(self) -> int | None:
+        """Bytes that torch's allocator may hold on to; None: no limit is known (a CPU)."""
         if self._device.type != "cuda" or not self.memory.limit_bytes:
-            return
+            return None
         free, total = torch.cuda.mem_get_info(self._device)
         outside = total - free - torch.cuda.memory_reserved(self._device)  # context, kernels, other processes
-        needed = torch.cuda.memory_allocated(self._device) + self.memory.activation_bytes
-        share = max(self.memory.limit_bytes - outside, needed) / total
-        torch.cuda.set_per_process_memory_fraction(min(share, 1.0), self._device)
+        return self.memory.limit_bytes - outside
+
+    def _give_back(self) -> None:
+        """Eager steps of different sizes leave segments behind that serve no other size, beyond the plan's limit.
+
+        Not a hard limit of the allocator: it would turn a fragmented moment into a failed step.
+        """
+        if self._reserve is not None and torch.cuda.memory_reserved(self._device) > self._reserve:
+            torch.cuda.empty_cache()
 
     def _captured_decoder(self) -> CapturedDecoder | None:
         """On a GPU, where the drafts and the decision are ones that the kernels know."""
