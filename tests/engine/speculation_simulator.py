@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from paceline.engine.controller import Outcome, SpeculationController
 from paceline.engine.goodput import DraftingRow
-from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts, StepCosts, active_rows
+from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts, StepCosts, active_rows, padding
 
 GPU_VERIFY = Curve(
     [1, 8, 16, 32, 48, 64, 128, 256, 512, 1024],
@@ -38,6 +38,7 @@ def cpu_costs() -> RaggedCosts:
     return RaggedCosts(
         Curve([1, 2, 4, 6, 8, 32, 192], [36e-3, 37e-3, 42e-3, 46e-3, 56e-3, 110e-3, 500e-3]),
         Curve([1, 2, 8, 32, 64, 1024], [4e-3, 4.2e-3, 6e-3, 13e-3, 22e-3, 300e-3]),
+        padding_seconds=0.5e-3,
     )
 
 
@@ -83,7 +84,8 @@ class Machine:
             plain = self.costs.seconds(len(counts), 0, 0.0)
             return self.costs.seconds(len(counts), k, 0.0) - plain + (self.costs.catch_up(lag) if lag else 0.0), plain
         active = active_rows(counts)
-        return self.costs.drafting(active, lag), self.costs.verifying(len(counts), sum(active), 0.0)
+        padded = padding(len(counts), active)
+        return self.costs.drafting(active, lag), self.costs.verifying(len(counts), sum(active), 0.0, padded)
 
     def _row(self, request: SimulatedRequest, count: int) -> Outcome:
         rate = request.law(request.done)

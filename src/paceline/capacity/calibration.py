@@ -4,13 +4,14 @@
             + 1/4 · (ln predicted/measured ratio of the draft's part of a step to the target's)²
             + (0.01 · ln coefficient/origin)² for every coefficient
 
-Cases are compared with the number of tokens a pass that they had: acceptance belongs to the load, not to the card.
+Cases are compared with the numbers of tokens a pass and of steps that they had: acceptance, and how late the last of a
+few sequences ends, are luck of the run and not the card's doing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 
 import numpy as np
@@ -95,12 +96,19 @@ def _with_steps(measured: Measurement) -> Iterator[tuple[MeasuredCase, list[Step
     sizes = padded_sizes(max(measured.batches))
     for case in measured.cases:
         law = law_of_length(case.tokens_per_pass, case.k)
-        yield (
-            case,
-            steps_of_run(
-                law, batch=case.batch, input_len=measured.input_len, output_len=measured.output_len, sizes=sizes
-            ),
+        steps = steps_of_run(
+            law, batch=case.batch, input_len=measured.input_len, output_len=measured.output_len, sizes=sizes
         )
+        yield case, steps if case.num_steps is None else _with_tail_of(steps, case.num_steps)
+
+
+def _with_tail_of(steps: list[Steps], num_steps: int) -> list[Steps]:
+    """As many steps as the run had: what it had more or less, it had when most sequences were done."""
+    most = max(group.rows for group in steps)
+    full = sum(group.count for group in steps if group.rows == most)
+    tail = sum(group.count for group in steps) - full
+    luck = max(0.0, num_steps - full) / tail if tail else 1.0
+    return [group if group.rows == most else replace(group, count=group.count * luck) for group in steps]
 
 
 def _setup(measured: Measurement, efficiency: Efficiency) -> Setup:

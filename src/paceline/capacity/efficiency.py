@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
     read: float = 0.92
-    compute: float = 0.68
+    compute: float = 0.63
     product_start: float = 1.5e-6
     small_kernel_start: float = 1.2e-6
     program_bandwidth: float = 42e9

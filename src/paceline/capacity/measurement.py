@@ -37,6 +37,7 @@ class MeasuredCase:
     step: float | None  # of full steps
     draft: float
     verify: float
+    num_steps: int | None = None  # of the decode phase, its tail included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ def _parse(content: dict[str, Any], path: Path, gpus: Mapping[str, Gpu], gpu: Gp
         tp=engine.get("tensor_parallel_size", 1),
         draft_tp=speculative.get("draft_tensor_parallel_size", 1),
         is_random=sweep["temperature"] > 0,
-        cases=tuple(_cases(content["results"])),
+        cases=tuple(_cases(content["results"], content.get("runs", []))),
         configurations=tuple(content["configurations"]),
     )
 
@@ -133,7 +134,15 @@ def _model(name: str, gpu: Gpu, options: Mapping[str, Any], sweep: Mapping[str, 
     )
 
 
-def _cases(rows: list[dict[str, Any]]) -> Iterator[MeasuredCase]:
+def _num_steps(row: dict[str, Any], runs: list[dict[str, Any]]) -> int | None:
+    """Of the run that the row stands for; None where runs are not told."""
+    own = [run for run in runs if all(run[name] == row[name] for name in ("batch", "k", "draft_loaded"))]
+    speed = row["decode_tokens_per_second"]
+    nearest = min(own, key=lambda run: abs(run["decode_tokens"] / run["decode_seconds"] - speed), default=None)
+    return None if nearest is None else int(nearest["decode_steps"])
+
+
+def _cases(rows: list[dict[str, Any]], runs: list[dict[str, Any]]) -> Iterator[MeasuredCase]:
     for row in rows:
         yield MeasuredCase(
             batch=row["batch"],
@@ -144,4 +153,5 @@ def _cases(rows: list[dict[str, Any]]) -> Iterator[MeasuredCase]:
             step=row["step_ms"] / 1e3 if row["step_ms"] is not None else None,
             draft=row["draft_ms"] / 1e3,
             verify=row["verify_ms"] / 1e3,
+            num_steps=_num_steps(row, runs),
         )

@@ -17,7 +17,7 @@ from statistics import median, median_low
 
 from paceline.config import EngineConfig
 from paceline.engine.interfaces import Executor
-from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts, StepCosts
+from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts, StepCosts, padding
 from paceline.plan import RowPlan, SamplingPlan, StepPlan, StepResult, StepTimings
 
 SECONDS = 5.0  # for eager steps
@@ -26,6 +26,7 @@ _MOST_ROUNDS = 6  # over the eager grid
 _CONTEXT = 128  # positions of a row
 _MORE_CONTEXT = 1024
 _EAGER_ROWS = (1, 8, 32, 4, 2, 16, 64, 128)  # the range first, should time be short
+_PADDED_ROWS = 8
 _FIRST_ID = 1 << 48  # of sequences that do not exist
 _LAG, _MORE_LAG = 16, 256
 
@@ -69,7 +70,14 @@ class _Bench:
 
     def least_of(self, num_rows: int, k: int, context: int, runs: int = 2) -> StepTimings:
         """The least of each part. A first run of a shape compiles kernels, and is never the least of two."""
-        plan = self._plan(num_rows, k, context)
+        return self._least([k] * num_rows, context, runs)
+
+    def least_of_one_drafting(self, num_rows: int, k: int, context: int, runs: int = 4) -> StepTimings:
+        """The same where one row alone has drafts."""
+        return self._least([k] + [0] * (num_rows - 1), context, runs)
+
+    def _least(self, counts: list[int], context: int, runs: int) -> StepTimings:
+        plan = self._ragged_plan(counts, context)
         parts = [_parts(self._run(plan).timings) for _ in range(runs)]
         return StepTimings(*map(min, zip(*parts, strict=True)))
 
@@ -88,7 +96,10 @@ class _Bench:
         return self._executor.collect()
 
     def _plan(self, num_rows: int, k: int, context: int, lag: int = 0) -> StepPlan:
-        rows = [self._row(index, k, context, lag) for index in range(num_rows)]
+        return self._ragged_plan([k] * num_rows, context, lag)
+
+    def _ragged_plan(self, counts: list[int], context: int, lag: int = 0) -> StepPlan:
+        rows = [self._row(index, k, context, lag) for index, k in enumerate(counts)]
         return StepPlan(step_id=next(self._steps), rows=rows)
 
     def _row(self, index: int, k: int, context: int, lag: int) -> RowPlan:
@@ -160,6 +171,7 @@ def _ragged(bench: _Bench) -> RaggedCosts:
     row_seconds = _row_seconds(verify)
     curve = Curve.through([(rows * (k + 1.0), value - rows * row_seconds) for (rows, k), value in verify.items()])
     costs = RaggedCosts(_floored(curve), Curve.through(draft or [(1.0, 0.0)]), row_seconds, float(context))
+    costs.padding_seconds = _padding_seconds(bench, costs, context)
     more, rows = bench.context(_MORE_CONTEXT // 2), min(2, bench.max_rows)
     if more > 2 * context and bench.fits(rows, 1):
         near, far = bench.least_of(rows, 1, context), bench.least_of(rows, 1, more)
@@ -195,6 +207,18 @@ def _row_seconds(verify: dict[tuple[int, int], float]) -> float:
     ]
     most = 0.25 * verify[min(verify)]  # a pass over one row has little that is the row's own
     return min(max(0.0, median(pairs)), most) if pairs else 0.0
+
+
+def _padding_seconds(bench: _Bench, costs: RaggedCosts, context: int) -> float:
+    """What a step with one drafting row takes beyond its tokens, for each query that only fills up. Never more than
+    a token's own share: the rest was noise."""
+    rows, k = min(_PADDED_ROWS, bench.max_rows), bench.most
+    if rows < 2 or k < 1 or not bench.fits(rows, k):
+        return 0.0
+    timings = bench.least_of_one_drafting(rows, k, context)
+    beyond = timings.verify + timings.accept - costs.verifying(rows, k, rows * context)
+    token = (costs.verifying(rows, rows * k, rows * context) - costs.verifying(rows, 0, rows * context)) / (rows * k)
+    return min(max(0.0, beyond / padding(rows, [1] * k)), max(0.0, token))
 
 
 def _floored(curve: Curve) -> Curve:

@@ -10,6 +10,7 @@ that changes nothing the next one waits twice as long. A change of load needs no
 On a ragged batch single rows rest and are probed in the same way.
 
 Hysteresis: among captured steps another K must be better by 1 %; going from rest to drafts, by 1 % in any case.
+A captured step that no live one has timed yet gets the benefit of the doubt (PaddedCosts.doubt).
 """
 
 from __future__ import annotations
@@ -155,9 +156,11 @@ class SpeculationController:
             nobody = plain(rows, self.costs, others)
             return nobody if self._rest is not None and best.rate < _BETTER * nobody.rate else best
         choices = padded_choices(rows, survivals, self.costs, self._most)
-        best = max(choices.values(), key=lambda choice: choice.rate)
-        current = choices.get(0 if self._rest is not None else self._k)
-        return current if current is not None and best.rate < _BETTER * current.rate else best
+        # A rest is begun on evidence alone: nothing is learnt in it.
+        doubts = {k: self.costs.doubt(len(rows), k) if k else 0.0 for k in choices}
+        rates = {k: choice.rate * (1.0 + doubts[k]) for k, choice in choices.items()}
+        most, current = max(rates, key=lambda k: rates[k]), 0 if self._rest is not None else self._k
+        return choices[current if current in rates and rates[most] < _BETTER * rates[current] else most]
 
     def _survivals(self, rows: Seq[DraftingRow]) -> list[list[float]]:
         if self._judges_together(len(rows)):

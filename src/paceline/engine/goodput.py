@@ -4,9 +4,10 @@ The rule is TurboSpec's (Liu et al. 2024, arXiv 2406.14066): maximise sum of exp
 drafts commits 1 + S_1 + ... + S_k tokens, S_j the probability that its first j drafts are all kept.
 
 padded   a step costs what its largest K costs, so every row drafts K: one number is chosen.
-ragged   each draft costs its share. Drafts of all rows are taken in the order of their S: of the sets that this
-         order makes, for every largest depth, the one with the highest rate. Within a row S falls with the place, so a
-         set never has a draft without those before it. (One price a token for all rows: the Lagrangian view.)
+ragged   each draft costs its share, and rows of different lengths some padding. Drafts of all rows are taken in the
+         order of their S: of the sets that this order makes, for every largest depth, the one with the highest rate.
+         Within a row S falls with the place, so a set never has a draft without those before it. (One price a token
+         for all rows: the Lagrangian view.) Beside them the sets in which all rows have as many, which need no padding.
 
 Rows whose draft has fallen behind pay for catching up once; that is spread over HORIZON steps.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from paceline.engine.step_costs import PaddedCosts, RaggedCosts
+from paceline.engine.step_costs import PaddedCosts, RaggedCosts, active_rows, padding
 
 HORIZON = 64  # steps that a decision is expected to hold
 
@@ -98,7 +99,8 @@ def best_ragged(
     scan = _Scan(rows, costs, others, lagging=lagging, num_drafts=len(entries))
     least = max((row.most for row in rows if row.is_fixed), default=0)
     deepest = max((row.most for row in rows), default=0)
-    found = [scan.best(entries, depth, fixed) for depth in range(max(1, least), deepest + 1)]
+    depths = range(max(1, least), deepest + 1)
+    found = [scan.best(entries, depth, fixed) for depth in depths] + [scan.even(survivals, depth) for depth in depths]
     return max([plain(rows, costs, others)] * (not fixed) + found, key=lambda choice: choice.rate)
 
 
@@ -111,6 +113,7 @@ class _Scan:
         positions, count = sum(row.positions for row in rows), len(rows)
         self._rows = rows
         self._verify = [costs.verifying(count, others + more, positions) for more in range(num_drafts + 1)]
+        self._padding = costs.padding_seconds
         self._draft = [0.0, *(costs.draft(size) for size in range(1, 2 * count + 1))]
         self._lag = [0.0] * count
         if lagging:
@@ -122,7 +125,8 @@ class _Scan:
         """The best prefix of `entries` (.., -S, place, row), leaving out places from `depth` on; at least `fixed`."""
         draft, verify, lag = self._draft, self._verify, self._lag
         active = [0] * depth
-        tokens, drafting, taken = float(len(self._rows)), 0.0, 0
+        num_rows, deepest = len(self._rows), 0
+        tokens, drafting, taken = float(num_rows), 0.0, 0
         best_rate, best_taken, best = 0.0 if fixed else tokens / verify[0], 0, (tokens, verify[0])
         order: list[int] = []
         for _, lost, place, row in entries:
@@ -136,10 +140,21 @@ class _Scan:
             taken += 1
             tokens -= lost  # -S
             order.append(row)
-            seconds = verify[taken] + drafting
+            deepest = max(deepest, place + 1)
+            seconds = verify[taken] + drafting + self._padding * (num_rows * deepest - taken)
             if taken >= fixed and tokens > best_rate * seconds:
                 best_rate, best_taken, best = tokens / seconds, taken, (tokens, seconds)
         counts = [0] * len(self._rows)
         for row in order[:best_taken]:
             counts[row] += 1
         return Choice(counts, *best)
+
+    def even(self, survivals: Seq[Seq[float]], k: int) -> Choice:
+        """K drafts for every row that may have as many."""
+        counts = [row.most if row.is_fixed else min(k, row.most) for row in self._rows]
+        active = active_rows(counts)
+        tokens = len(counts) + sum(sum(s[:count]) for s, count in zip(survivals, counts, strict=True))
+        seconds = self._verify[sum(counts)] + self._padding * padding(len(counts), active)
+        seconds += sum(self._draft[(2 if place == 0 else 1) * rows] for place, rows in enumerate(active))
+        seconds += sum(lag for lag, count in zip(self._lag, counts, strict=True) if count)
+        return Choice(counts, tokens, seconds)

@@ -20,6 +20,8 @@ from itertools import pairwise
 import msgspec
 
 _MOST_SURPRISE = math.log(3.0)  # a step that takes thrice as long was disturbed
+_DOUBT = 0.03  # that a cell is believed to be better than it was measured, as long as no live step has shown it
+_SURE = 4  # live steps
 
 
 class Curve(msgspec.Struct):
@@ -76,14 +78,14 @@ class Refresher(msgspec.Struct):
     cell_rate: float
     common: float = 0.0
 
-    def correction(self, expected: float, observed: float) -> float:
-        """Factor for the cell that said `expected`."""
+    def correction(self, expected: float, observed: float, cell_rate: float = 0.0) -> float:
+        """Factor for the cell that said `expected`. `cell_rate`: instead of the usual one, if it is larger."""
         if expected <= 0.0 or observed <= 0.0:
             return 1.0
         beyond = math.log(observed / expected) - self.common
         beyond = min(max(beyond, -_MOST_SURPRISE), _MOST_SURPRISE)
         self.common += self.common_rate * beyond
-        return math.exp(self.cell_rate * beyond)
+        return math.exp(max(self.cell_rate, cell_rate) * beyond)
 
 
 class PaddedCosts(msgspec.Struct, tag="padded"):
@@ -91,6 +93,7 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
 
     target_position, draft_position   seconds that one more position of one row adds to a pass
     resume_seconds, resume_token      of the eager step in which drafts catch up, and of each token they read
+    live[size][k]                     live steps that have corrected the cell
     """
 
     sizes: list[int]
@@ -102,12 +105,20 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
     resume_seconds: float = 0.0
     resume_token: float = 0.0
     refresher: Refresher = msgspec.field(default_factory=lambda: Refresher(0.01, 0.05))
+    live: list[list[int]] = []
 
     def __post_init__(self) -> None:
         """More rows or more drafts never take less time; noise may say so."""
         self.table = [rising(row) for row in self.table]
         columns = [rising(column) for column in zip(*self.table, strict=True)]
         self.table = [list(row) for row in zip(*columns, strict=True)]
+        self.live = self.live or [[0] * len(row) for row in self.table]
+
+    def doubt(self, num_rows: int, k: int) -> float:
+        """How much better than measured the step may be, as a share. A few runs at start differ from the load that
+        follows by some per cent, and a cell that only seems worse would never be tried."""
+        size, column = self._cell(num_rows, k)
+        return _DOUBT * max(0.0, 1.0 - self.live[size][column] / _SURE)
 
     def seconds(self, num_rows: int, k: int, positions: float) -> float:
         """`positions`: of all rows together. `k` is one of draft_counts, or is rounded up to one."""
@@ -131,16 +142,19 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
         size, column = self._cell(len(counts), k)
         reading = self._reading(len(counts), k, positions)
         seconds = draft_seconds + other_seconds - reading
-        row = self.table[size]
-        row[column] *= self.refresher.correction(row[column], seconds)
+        row, seen = self.table[size], self.live[size][column]
+        self.live[size][column] += 1
+        row[column] *= self.refresher.correction(row[column], seconds, cell_rate=1.0 / (seen + 2))
         for other, value in enumerate(row):  # never falling
             row[other] = min(value, row[column]) if other < column else max(value, row[column])
 
 
 class RaggedCosts(msgspec.Struct, tag="ragged"):
-    """A step's parts: verify(tokens) + rows * row_seconds + the draft's passes, each draft(tokens it reads).
+    """A step's parts: verify(tokens) + rows * row_seconds + padding * padding_seconds + the draft's passes, each
+    draft(tokens it reads).
 
     target_position, draft_position   seconds that one more position of one row adds to a pass
+    padding_seconds                   of a query that attention computes since another row has more: see `padding`
     """
 
     verify: Curve
@@ -150,15 +164,18 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
     target_position: float = 0.0
     draft_position: float = 0.0
     refresher: Refresher = msgspec.field(default_factory=lambda: Refresher(0.1, 0.02))
+    padding_seconds: float = 0.0
 
     def seconds(self, num_rows: int, active: Seq[int], positions: float, *, lag: int = 0, others: int = 0) -> float:
         """active[j]: rows that draft more than j tokens. lag: tokens the draft must read besides. others: tokens of
         rows that prefill."""
-        return self.verifying(num_rows, sum(active) + others, positions) + self.drafting(active, lag)
+        padded = padding(num_rows, active)
+        return self.verifying(num_rows, sum(active) + others, positions, padded) + self.drafting(active, lag)
 
-    def verifying(self, num_rows: int, more_tokens: int, positions: float) -> float:
+    def verifying(self, num_rows: int, more_tokens: int, positions: float, padded: int = 0) -> float:
         reading = (positions - num_rows * self.context) * self.target_position
-        return self.verify(num_rows + more_tokens) + num_rows * self.row_seconds + max(0.0, reading)
+        own = num_rows * self.row_seconds + padded * self.padding_seconds
+        return self.verify(num_rows + more_tokens) + own + max(0.0, reading)
 
     def drafting(self, active: Seq[int], lag: int = 0) -> float:
         if not active or not active[0]:
@@ -168,7 +185,8 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
     def refresh(self, counts: Seq[int], positions: float, draft_seconds: float, other_seconds: float) -> None:
         """One step of decoding rows took so long; `other_seconds`: without the draft's passes."""
         active = active_rows(counts)
-        tokens, expected = len(counts) + sum(counts), self.verifying(len(counts), sum(active), positions)
+        padded = padding(len(counts), active)
+        tokens, expected = len(counts) + sum(counts), self.verifying(len(counts), sum(active), positions, padded)
         _scale(self.verify, tokens, self.refresher.correction(expected, other_seconds))
         if active and draft_seconds > 0.0:
             correction = self.refresher.correction(self.drafting(active), draft_seconds)
@@ -182,6 +200,11 @@ StepCosts = PaddedCosts | RaggedCosts
 def active_rows(counts: Seq[int]) -> list[int]:
     """[rows that draft more than j tokens] for j = 0, 1, ... while there are any."""
     return [sum(count > place for count in counts) for place in range(max(counts, default=0))]
+
+
+def padding(num_rows: int, active: Seq[int]) -> int:
+    """Queries that are computed and dropped, where rows of different numbers of drafts share an attention."""
+    return num_rows * len(active) - sum(active)
 
 
 def _scale(curve: Curve, size: float, factor: float) -> None:
