@@ -4,9 +4,11 @@
     python benchmarks/adaptive.py --device cpu                     the default pair; about 6 minutes on two quiet cores
 
 Acceptance is synthetic: each draft is kept with the given probability if those before it were, so all sides have the
-same drafts. What is compared is expected tokens (of the drafts that were really planned) over seconds that were really
-spent: with the tokens that luck gave, batches of one would need minutes each. Every run covers the same positions.
-A side is timed from its second step of all rows on; the controller starts each acceptance knowing nothing of it.
+same drafts. In a mixed batch (a CPU's: rows of one captured graph cost the same) every other row's drafts are good and
+the rest are bad, each with its own probability. What is compared is expected tokens (of the drafts that were really
+planned) over seconds that were really spent: with the tokens that luck gave, batches of one would need minutes each.
+Every run covers the same positions. A side is timed from its second step of all rows on; the controller starts each
+acceptance knowing nothing of it.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import argparse
 import copy
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 from common import record
+from torch import Tensor
 
 from paceline import SamplingParams
 from paceline.bench.acceptance import SyntheticAcceptance, expected_tokens
@@ -33,6 +37,8 @@ from paceline.sequence import EngineRequest
 
 FIXED = (0, 1, 2, 3, 5, 7)
 RATES = (0.78, 0.5, 0.2)
+MIXED = (0.9, 0.1)  # of rows in turn
+MIXED_BATCHES = (2, 4, 8, 16)
 MOST = max(FIXED)
 FULL_ENOUGH = 0.98
 SWING_STEPS = 60
@@ -44,6 +50,7 @@ class Rig:
 
     engine: Engine
     drafts: list[list[int]] = field(default_factory=list)  # of each step's rows
+    kinds: list[list[int]] = field(default_factory=list)  # the same rows: which of MIXED they have
     next_request: int = 0
 
     def __post_init__(self) -> None:
@@ -52,6 +59,7 @@ class Rig:
 
         def watched(plan: StepPlan) -> None:
             self.drafts.append([row.num_draft_tokens for row in plan.rows])
+            self.kinds.append([row.seq_id % len(MIXED) for row in plan.rows if row.emits])
             submit(plan)
 
         executor.submit = watched
@@ -63,6 +71,19 @@ class Rig:
         self._worker.decoder._acceptance.decide._rates = [rate] * MOST
         if self._worker.captured is not None:
             self._worker.captured._rates.fill_(rate)  # the graphs read it where it lies
+
+    def mix_acceptance(self) -> None:
+        """Rows in turn, on a CPU."""
+        decoder = self._worker.decoder
+        decide = decoder._acceptance.decide
+
+        def by_row(law: Any, proposal: Any, u_accept: Tensor, u_target: Tensor) -> Any:
+            # A number below the row's rate is made one below the common rate, and the other way round.
+            own = torch.tensor([MIXED[kind] for kind in self.kinds[-1]], dtype=u_accept.dtype)[:, None]
+            decide._rates = [0.5] * MOST
+            return decide(law, proposal, torch.where(u_accept < own, 0.0, 0.9), u_target)
+
+        decoder._acceptance = replace(decoder._acceptance, decide=by_row)
 
     def start_controller(self) -> None:
         """One that knows what steps cost and nothing else."""
@@ -104,6 +125,11 @@ def run(rig: Rig, batch: int, k: int | None, options: argparse.Namespace) -> dic
     planned = rig.drafts[first : first + steps]
     rig.drain(names)
     rows = Counter(count for step in planned for count in step)
+    by_kind = Counter(
+        (kind, count)
+        for kinds, step in zip(rig.kinds[first : first + steps], planned, strict=True)
+        for kind, count in zip(kinds, step, strict=True)
+    )
     return {
         "batch": batch,
         "k": "adaptive" if k is None else k,
@@ -111,6 +137,7 @@ def run(rig: Rig, batch: int, k: int | None, options: argparse.Namespace) -> dic
         "steps": steps,
         "planned_steps": len(planned),
         "rows_by_drafts": {str(count): rows[count] for count in sorted(rows)},
+        "rows_by_kind": [{str(k): by_kind[kind, k] for k in sorted(rows)} for kind in range(len(MIXED))],
         "k_of_steps": dict(sorted(Counter(str(max(step, default=0)) for step in planned).items())),
     }
 
@@ -119,6 +146,35 @@ def speed(result: dict[str, Any], rate: float) -> float:
     """Expected tokens a second."""
     tokens = sum(expected_tokens(rate, int(k)) * count for k, count in result["rows_by_drafts"].items())
     return tokens / result["planned_steps"] * result["steps"] / result["seconds"]
+
+
+def mixed_speed(result: dict[str, Any]) -> float:
+    """The same where rows differ."""
+    tokens: float = sum(
+        expected_tokens(rate, int(k)) * count
+        for rate, rows in zip(MIXED, result["rows_by_kind"], strict=True)
+        for k, count in rows.items()
+    )
+    return tokens / result["planned_steps"] * result["steps"] / result["seconds"]
+
+
+def mixed(rig: Rig, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Half of the rows draft well and half badly: the controller against every fixed K, in turn."""
+    rig.mix_acceptance()
+    found = []
+    for batch in (size for size in MIXED_BATCHES if size <= max(options.batches)):
+        sides = {k: run(rig, batch, k, options) for k in FIXED}
+        rig.start_controller()
+        chosen = run(rig, batch, None, options)
+        speeds = {k: mixed_speed(side) for k, side in sides.items()}
+        best = max(speeds, key=lambda k: speeds[k])
+        found.append({
+            "batch": batch, "rates": MIXED, "best_k": best, "tokens_per_second": mixed_speed(chosen),
+            "of_best": mixed_speed(chosen) / speeds[best], "fixed_tokens_per_second": speeds,
+            "rows_by_kind": chosen["rows_by_kind"],
+        })  # fmt: skip
+        print(f"mixed {MIXED}, batch {batch}: {found[-1]['of_best']:.3f} of the best fixed K = {best}")
+    return found
 
 
 def follow(rig: Rig, most: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -203,6 +259,7 @@ def main() -> None:
     table = [row(result, fixed) for result in chosen]
     show(table)
     trace = follow(rig, max(options.batches), options)
+    mixtures = [] if gpu else mixed(rig, options)
     settled = {name: settled_after(ks) for name, ks in trace.items()}
     print("steps until the choice has settled:", settled)
     worst = min(entry["of_best"] for entry in table)
@@ -212,7 +269,8 @@ def main() -> None:
         document = {
             "hardware": rig.engine._executor.shapes().hardware, "seconds": time.perf_counter() - started,
             "options": {name: str(value) for name, value in vars(options).items()},
-            "table": table, "fixed": fixed, "adaptive": chosen, "trace": trace, "settled_after": settled,
+            "table": table, "fixed": fixed, "adaptive": chosen, "mixed": mixtures, "trace": trace,
+            "settled_after": settled,
         }  # fmt: skip
         print(record(f"adaptive-{options.device}", document))
     rig.engine.shutdown()
