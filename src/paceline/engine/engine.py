@@ -10,13 +10,11 @@ Contract
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 
-from msgspec import structs
-
 from paceline.config import EngineConfig
+from paceline.engine.admission import Admission
 from paceline.engine.block_manager import BlockManager
 from paceline.engine.controller import SpeculationController
 from paceline.engine.draft_watch import DraftWatch
@@ -27,15 +25,9 @@ from paceline.engine.speculation import SpeculationPolicy
 from paceline.engine.statistics import EngineStats
 from paceline.engine.step_costs import StepCosts
 from paceline.errors import ConfigurationError, InvalidRequestError
-from paceline.plan import SamplingPlan, StepPlan, StepResult
-from paceline.request_speculation import PROPOSERS, check_speculation
-from paceline.sampling_params import SamplingParams, check_num_logprobs
-from paceline.sequence import EngineRequest, FinishReason, Refusal, Sequence, SequenceDelta, SpeculationCounts
-from paceline.structured.constraint import Constraint, Grammar
-from paceline.text_stream import TextStream
-
-_SEED_STRIDE = 0x9E3779B97F4A7C15  # odd: answers of one request get seeds far apart
-_MASK64 = (1 << 64) - 1
+from paceline.plan import StepPlan, StepResult
+from paceline.request_speculation import PROPOSERS
+from paceline.sequence import EngineRequest, FinishReason, Refusal, Sequence, SequenceDelta
 
 
 class Engine:
@@ -56,19 +48,17 @@ class Engine:
         """
         self.config = config
         self._executor = executor
-        self._decoder = token_decoder
-        self._emits_text = emits_text
         self._clock = clock
-        self._random = random.Random(config.seed)
         is_watched = config.speculative is not None and config.speculative.is_lossless
         self._watch = DraftWatch() if is_watched else None  # synthetic acceptance says nothing about the draft
         self._controller = SpeculationController(costs, config.num_speculative_tokens) if costs is not None else None
         self._scheduler = make_scheduler(config, executor, self._watch, self._controller)
+        positions = (executor.num_blocks - 1) * executor.block_size  # without the null block
+        self._admission = Admission(config, token_decoder, positions, emits_text=emits_text)
         self._grammars = GrammarQueue(grammars)
         self._siblings: dict[str, list[Sequence]] = {}  # held until the first answer's prompt is computed
         self._queued: dict[int, Sequence] = {}  # by seq_id: those that no step has had a row of yet
         self._unreported: list[SequenceDelta] = []
-        self._next_seq_id = 0
         self._submit_seconds = 0.0  # of this step: on a CPU the models run while a plan is submitted
         self._last_step_end: float | None = None  # None: there was nothing to do since
         self._stats = EngineStats()
@@ -82,7 +72,7 @@ class Engine:
 
         A request whose grammar takes a while to compile is refused, if it must be, by a delta with a `refusal`.
         """
-        self._check(request)
+        self._admission.check(request)
         constraint = request.sampling_params.structured_outputs
         if constraint is None:
             self._admit(request)
@@ -90,17 +80,13 @@ class Engine:
             self._admit(request, prepared.compiled)
 
     def _admit(self, request: EngineRequest, grammar: object = None) -> None:
-        params = request.sampling_params
-        max_tokens = self._check(request)
-        bad_words = self._bad_words(params)
-        seed = params.seed if params.seed is not None else self._random.getrandbits(64)
-        sequences = [self._sequence(request, index, seed, max_tokens, bad_words) for index in range(params.n)]
+        sequences = self._admission.sequences(request)
         now = self._clock()
         for sequence in sequences:
             sequence.grammar, sequence.queued_at = grammar, now
             self._queued[sequence.seq_id] = sequence
         self._scheduler.add(sequences[0])
-        if params.n > 1:
+        if len(sequences) > 1:
             self._siblings[request.request_id] = sequences[1:]
         self._stats.prompt_tokens += len(request.prompt_token_ids)
 
@@ -231,102 +217,6 @@ class Engine:
 
     # -- inside ---------------------------------------------------------------------------------------
 
-    def _check(self, request: EngineRequest) -> int:
-        """Refuse what can never run; return max_tokens resolved against the model's length."""
-        prompt, params = request.prompt_token_ids, request.sampling_params
-        limit, vocab_size = self._max_len(), self.config.model.vocab_size
-        if not prompt:
-            raise InvalidRequestError("The prompt is empty; give at least one token.", param="prompt")
-        if len(prompt) >= limit:
-            raise InvalidRequestError(
-                f"The prompt has {len(prompt)} tokens; this model takes at most {limit - 1} and needs room for one "
-                "more. Shorten the prompt or serve with a larger max_model_len.",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        if vocab_size and not all(0 <= token < vocab_size for token in prompt):
-            bad = next(token for token in prompt if not 0 <= token < vocab_size)
-            raise InvalidRequestError(
-                f"Token id {bad} is outside the vocabulary of {vocab_size} tokens.", param="prompt"
-            )
-        _check_token_ids(params, vocab_size)
-        if params.structured_outputs is not None and not self._grammar_ends(params):
-            raise InvalidRequestError(
-                "This model has no EOS token to end a structured answer; name a special token in stop_token_ids.",
-                param=params.structured_outputs.param,
-            )
-        check_num_logprobs(params, self.config.max_logprobs)
-        check_speculation(params.speculation, self.config.speculative)
-        room = limit - len(prompt)
-        if params.min_tokens > room:
-            raise InvalidRequestError(
-                f"min_tokens={params.min_tokens} cannot be reached: the prompt leaves room for {room} tokens.",
-                param="min_tokens",
-            )
-        return room if params.max_tokens is None else min(params.max_tokens, room)
-
-    def _max_len(self) -> int:
-        """Positions one sequence may take: the model's, or all blocks if the cache is smaller."""
-        blocks = self._scheduler.blocks
-        return min(self.config.model.max_model_len, (blocks.num_blocks - 1) * blocks.block_size)
-
-    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
-        """Each bad word in token ids, as it is written at the start of a text and behind a space."""
-        if params.bad_words and self._decoder is None:
-            raise InvalidRequestError("bad_words need a tokenizer; this engine has none.", param="bad_words")
-        found: dict[tuple[int, ...], None] = {}
-        for word in params.bad_words:
-            for text in (word.lstrip(), " " + word.lstrip()):
-                assert self._decoder is not None
-                found[tuple(self._decoder.encode(text, add_special_tokens=False))] = None
-        return tuple(word for word in found if word)
-
-    def _grammar_ends(self, params: SamplingParams) -> tuple[int, ...]:
-        """Tokens that end a structured answer: EOS, and stop tokens that are no text. A stop token that is text ends
-        the answer wherever the grammar has it."""
-        stops = [token for token in params.stop_token_ids if self._decoder and not self._decoder.decode([token])]
-        return tuple(dict.fromkeys([*self.config.model.eos_token_ids, *stops]))
-
-    def _grammar(self, params: SamplingParams) -> Grammar | None:
-        constraint: Constraint | None = params.structured_outputs
-        return Grammar(constraint=constraint, end_token_ids=self._grammar_ends(params)) if constraint else None
-
-    def _sequence(
-        self, request: EngineRequest, index: int, seed: int, max_tokens: int, bad_words: tuple[tuple[int, ...], ...]
-    ) -> Sequence:
-        params, eos = request.sampling_params, self.config.model.eos_token_ids
-        sampling = _sampling_plan(params, index, (seed + index * _SEED_STRIDE) & _MASK64, eos, bad_words)
-        grammar = self._grammar(params)
-        if grammar is not None:
-            sampling = structs.replace(sampling, grammar=grammar.encode())
-        self._next_seq_id += 1
-        return Sequence(
-            seq_id=self._next_seq_id,
-            request_id=request.request_id,
-            index=index,
-            prompt_token_ids=request.prompt_token_ids,
-            params=params,
-            sampling=sampling,
-            grammar_end_token_ids=frozenset(grammar.end_token_ids if grammar else ()),
-            eos_token_ids=frozenset(eos),
-            max_tokens=max_tokens,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-            text=self._text_stream(params),
-            speculation=SpeculationCounts(synthetic=self._stats.speculation.synthetic),
-        )
-
-    def _text_stream(self, params: SamplingParams) -> TextStream | None:
-        if self._decoder is None or not params.detokenize or not (self._emits_text or params.stop):
-            return None
-        return TextStream(
-            self._decoder,
-            stop=params.stop,
-            include_stop=params.include_stop_str_in_output,
-            skip_special_tokens=params.skip_special_tokens,
-            min_tokens=params.min_tokens,
-        )
-
     def _release_siblings(self, sequence: Sequence) -> None:
         """Let the other answers of a request in once the first has emitted, or has ended."""
         if sequence.request_id in self._siblings and (sequence.num_output_tokens or sequence.finish_reason):
@@ -425,21 +315,6 @@ def make_scheduler(
     )
 
 
-def _check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse parameters that name tokens which do not exist."""
-    named = {
-        "stop_token_ids": params.stop_token_ids,
-        "logit_bias": list(params.logit_bias),
-        "allowed_token_ids": params.allowed_token_ids or [],
-    }
-    for param, token_ids in named.items():
-        bad = [token for token in token_ids if vocab_size and token >= vocab_size]
-        if bad:
-            raise InvalidRequestError(
-                f"{param} names token id {bad[0]}, outside the vocabulary of {vocab_size} tokens.", param=param
-            )
-
-
 def _early_ends(
     request: EngineRequest, reason: FinishReason, refusal: InvalidRequestError | None = None
 ) -> list[SequenceDelta]:
@@ -455,30 +330,3 @@ def _early_ends(
         )
         for index in range(request.sampling_params.n)
     ]
-
-
-def _sampling_plan(
-    params: SamplingParams,
-    index: int,
-    seed: int,
-    eos_token_ids: tuple[int, ...],
-    bad_words: tuple[tuple[int, ...], ...],
-) -> SamplingPlan:
-    ends = () if params.min_tokens == 0 else (*eos_token_ids, *params.stop_token_ids)
-    return SamplingPlan(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=seed,
-        num_logprobs=params.logprobs,
-        num_prompt_logprobs=params.prompt_logprobs if index == 0 else None,
-        min_tokens=params.min_tokens,
-        stop_token_ids=ends,
-        logit_bias=tuple(params.logit_bias.items()),
-        allowed_token_ids=tuple(params.allowed_token_ids) if params.allowed_token_ids is not None else None,
-        bad_words=bad_words,
-        frequency_penalty=params.frequency_penalty,
-        presence_penalty=params.presence_penalty,
-        repetition_penalty=params.repetition_penalty,
-    )
