@@ -88,7 +88,7 @@ class Rig:
     def start_controller(self) -> None:
         """One that knows what steps cost and nothing else."""
         controller = SpeculationController(copy.deepcopy(self._costs), MOST)
-        self.engine._controller = self.engine._scheduler._controller = controller
+        self.engine._controller = self.engine._scheduler.drafts.controller = controller
         self.engine.set_num_speculative_tokens(None)
 
     def add(self, count: int, input_len: int, max_tokens: int) -> list[str]:

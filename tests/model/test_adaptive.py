@@ -71,7 +71,7 @@ def test_greedy_texts_do_not_depend_on_the_choices(pair: tuple[Path, Path]) -> N
         ):
             engine = engine_of(llm)
             controller = SpeculationController(costs, 4)
-            engine._scheduler._controller = engine._controller = controller
+            engine._scheduler.drafts.controller = engine._controller = controller
             engine.reset_prefix_cache()
             assert texts(llm, ids, GREEDY) == expected
             assert sum(controller.counts.steps_by_k) > 0
@@ -88,7 +88,7 @@ def test_p05_a_seed_gives_one_text_whatever_the_controller_does(pair: tuple[Path
         assert texts(llm, ids, seeded) == expected
         dear = RaggedCosts(Curve([1, 64], [1.0, 64.0]), Curve([1, 64], [1.0, 1.0]))
         engine = engine_of(llm)
-        engine._scheduler._controller = engine._controller = SpeculationController(dear, 4)
+        engine._scheduler.drafts.controller = engine._controller = SpeculationController(dear, 4)
         outputs = generate(llm, ids + prompts(4, seed=6), seeded + company)
         assert [list(output.outputs[0].token_ids) for output in outputs[:4]] == expected
 
@@ -103,7 +103,7 @@ def test_captured_steps_are_measured_each_and_followed(pair: tuple[Path, Path]) 
     assert (costs.sizes, costs.draft_counts) == ([1, 2, 4, 6, 8], [0, 1, 2, 3])
     assert all(0 < row[0] <= row[1] <= row[2] <= row[3] for row in costs.table)
     controller = SpeculationController(costs, 3)
-    engine._scheduler._controller = engine._controller = controller
+    engine._scheduler.drafts.controller = engine._controller = controller
     assert texts(llm, prompts(6), GREEDY) == expected
     stats = engine.stats()
     assert stats.choices is not None

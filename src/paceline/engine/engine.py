@@ -17,6 +17,7 @@ from paceline.config import EngineConfig
 from paceline.engine.admission import Admission
 from paceline.engine.block_manager import BlockManager
 from paceline.engine.controller import SpeculationController
+from paceline.engine.draft_choice import DraftChoice
 from paceline.engine.draft_watch import DraftWatch
 from paceline.engine.grammar_queue import GrammarQueue, Prepared
 from paceline.engine.interfaces import Executor, GrammarCompiler, TokenDecoder
@@ -306,12 +307,10 @@ def make_scheduler(
     policy = SpeculationPolicy(config.num_speculative_tokens, draft.max_model_len if draft else None)
     return Scheduler(
         blocks,
-        policy,
+        DraftChoice(policy, watch, controller),
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         keep_history=config.speculative is not None and config.speculative.method == "ngram",
-        watch=watch,
-        controller=controller,
     )
 
 

@@ -25,13 +25,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paceline.engine.block_manager import BlockManager
-from paceline.engine.controller import Outcome, SpeculationController
-from paceline.engine.draft_watch import DraftWatch
-from paceline.engine.goodput import DraftingRow
-from paceline.engine.speculation import SpeculationPolicy
+from paceline.engine.draft_choice import DraftChoice, InFlight
 from paceline.engine.stopping import find_ending
 from paceline.plan import MAX_SCORED_TOKENS, RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
 from paceline.sequence import FinishReason, Sequence, SequenceStatus
@@ -59,37 +56,26 @@ class _Budget:
     scored: int = MAX_SCORED_TOKENS
 
 
-_InFlight = dict[int, tuple[Sequence, RowPlan]]  # a step's rows by seq_id, in the plan's order
-
-
 class Scheduler:
     def __init__(
         self,
         blocks: BlockManager,
-        policy: SpeculationPolicy,
+        drafts: DraftChoice,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
         keep_history: bool = False,
-        watch: DraftWatch | None = None,
-        controller: SpeculationController | None = None,
     ) -> None:
-        """`keep_history`: rows carry all committed tokens, for proposers that read text.
-
-        `controller` chooses the drafts of every row, up to the policy's; without it `watch` may forbid them all.
-        """
+        """`keep_history`: rows carry all committed tokens, for proposers that read text."""
         self.blocks = blocks
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
-        self._policy = policy
+        self.drafts = drafts
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._keep_history = keep_history
-        self._watch = watch
-        self._controller = controller
-        self._pinned = False  # K is the policy's for every row: the controller is not asked
-        self._under_way: deque[_InFlight] = deque()  # steps submitted and not committed, at most two
+        self._under_way: deque[InFlight] = deque()  # steps submitted and not committed, at most two
         self._step_id = 0
 
     def add(self, sequence: Sequence) -> None:
@@ -108,10 +94,7 @@ class Scheduler:
     def set_num_speculative_tokens(self, count: int, *, pinned: bool = True) -> None:
         """K from the next plan on, or with `pinned` false the most that the controller may choose; a plan under way
         keeps its own."""
-        self._policy = replace(self._policy, num_speculative_tokens=count)
-        self._pinned = pinned
-        if self._controller is not None:
-            self._controller.start_anew()
+        self.drafts.set_most(count, pinned=pinned)
 
     def has_unfinished(self) -> bool:
         return bool(self.waiting or self.running or self._under_way)
@@ -126,7 +109,7 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when nothing can run."""
         assert not self._under_way, "the previous step has not been committed"
-        self._choose_drafts()
+        self.drafts.choose(self.running, {}, self._max_num_batched_tokens)
         budget = _Budget(self._max_num_batched_tokens, self._max_num_batched_tokens)
         rows: dict[int, RowPlan] = {}
         preempted = self._plan_running(rows, budget)
@@ -139,58 +122,9 @@ class Scheduler:
 
     def _start(self, rows: list[tuple[Sequence, RowPlan]]) -> StepPlan:
         self._under_way.append({row.seq_id: (sequence, row) for sequence, row in rows})
-        if self._chooser is not None:
-            self._chooser.start_step()
+        self.drafts.start_step()
         self._step_id += 1
         return StepPlan(step_id=self._step_id, rows=[row for _, row in rows])
-
-    # -- drafts ------------------------------------------------------------------------------------------
-
-    @property
-    def _chooser(self) -> SpeculationController | None:
-        return None if self._pinned else self._controller
-
-    def _choose_drafts(self) -> None:
-        """Before a step is planned: who may draft, and with a controller how much."""
-        if self._chooser is None:
-            if self._watch is not None:
-                self._watch.start_step()
-            return
-        ahead = self._under_way[-1] if self._under_way else {}
-        rows, others = [], 0
-        for sequence in self.running:
-            before = ahead[sequence.seq_id][1] if sequence.seq_id in ahead else None
-            if before.emits if before else sequence.num_output_tokens and self._decodes(sequence):
-                rows.append(self._drafting_row(sequence, before))
-            else:
-                others += sequence.num_tokens - sequence.num_computed_tokens
-        self._chooser.decide(rows, min(others, self._max_num_batched_tokens))
-
-    def _drafting_row(self, sequence: Sequence, before: RowPlan | None) -> DraftingRow:
-        """`before`: its row in the step under way, behind which the step to choose for runs."""
-        most, lag = self._policy.wanted_drafts(sequence), 0
-        if self._policy.has_draft_model and (before is None or not before.num_draft_tokens):
-            mark = sequence.num_draft_computed_tokens
-            if before is not None and before.draft_chunk:
-                mark = max(mark, before.draft_start + len(before.draft_chunk))
-            lag = max(0, sequence.num_tokens - 2 - mark)
-        return DraftingRow(sequence.seq_id, most, sequence.num_tokens, lag, sequence.has_own_seed)
-
-    @staticmethod
-    def _decodes(sequence: Sequence) -> bool:
-        return sequence.num_computed_tokens >= sequence.num_tokens - 1
-
-    def _wanted_drafts(self, sequence: Sequence) -> int:
-        wanted = self._policy.wanted_drafts(sequence)
-        if self._chooser is not None:
-            return wanted if sequence.has_own_seed else min(wanted, self._chooser.drafts(sequence.seq_id))
-        return wanted if self._watch is None or self._watch.allows_drafts else 0
-
-    def _draft_reads_along(self, sequence: Sequence) -> bool:
-        """Should the draft read what it lacks of a row that does not draft in this step?"""
-        if self._chooser is None or self._decodes(sequence):
-            return self._wanted_drafts(sequence) > 0
-        return (self._chooser.reads_along or sequence.has_own_seed) and self._policy.wanted_drafts(sequence) > 0
 
     # -- plan ahead -----------------------------------------------------------------------------------
 
@@ -202,7 +136,7 @@ class Scheduler:
         """
         if len(self._under_way) != 1 or self._can_admit():
             return None
-        self._choose_drafts()
+        self.drafts.choose(self.running, self._under_way[0], self._max_num_batched_tokens)
         rows = []
         for place, (sequence, row) in enumerate(self._under_way[0].values()):
             if not row.emits:
@@ -218,9 +152,9 @@ class Scheduler:
     def _row_ahead(self, sequence: Sequence, row: RowPlan, place: int) -> RowPlan | None:
         """The row that follows `row`; None: the draft must catch up first, or the blocks do not suffice."""
         least, most = row.num_committed_tokens + 1, row.num_committed_tokens + row.num_draft_tokens + 1
-        limit = self._policy.draft_limit(sequence)
-        drafts = max(0, min(self._wanted_drafts(sequence), limit - least))
-        if self._policy.has_draft_model and drafts and not row.num_draft_tokens:
+        limit = self.drafts.policy.draft_limit(sequence)
+        drafts = max(0, min(self.drafts.wanted(sequence), limit - least))
+        if self.drafts.policy.has_draft_model and drafts and not row.num_draft_tokens:
             return None
         if not self.blocks.reserve(sequence, most + drafts):
             return None
@@ -294,9 +228,9 @@ class Scheduler:
             return 0
         if end < sequence.num_tokens or sequence.num_computed_tokens < sequence.num_tokens - 1:
             return 0
-        if self._policy.has_draft_model and end - sequence.num_draft_computed_tokens > budget.draft:
+        if self.drafts.policy.has_draft_model and end - sequence.num_draft_computed_tokens > budget.draft:
             return 0
-        return self._wanted_drafts(sequence)
+        return self.drafts.wanted(sequence)
 
     def _row(self, sequence: Sequence, end: int, drafts: int, budget: _Budget) -> RowPlan:
         start = sequence.num_computed_tokens
@@ -332,12 +266,12 @@ class Scheduler:
         budget goes, if this sequence is going to draft at all; else nothing.
         """
         mark = sequence.num_draft_computed_tokens
-        if not self._policy.has_draft_model:
+        if not self.drafts.policy.has_draft_model:
             return 0, 0
         if drafts:
             return max(0, min(mark, end - 2)), end
         catching_up = sequence.num_computed_tokens < sequence.num_tokens - 1 or end - mark > budget.draft
-        if not catching_up or not self._draft_reads_along(sequence):
+        if not catching_up or not self.drafts.reads_along(sequence):
             return 0, 0
         return mark, max(mark, min(end, mark + budget.draft))
 
@@ -373,8 +307,7 @@ class Scheduler:
         """Advance watermarks, append tokens, publish full blocks, let go of what has ended."""
         updates = []
         in_flight = self._under_way.popleft()
-        if self._chooser is not None:
-            self._tell(self._chooser, in_flight, result)
+        self.drafts.end_step(in_flight, result)
         for row_result in result.rows:
             entry = in_flight.pop(row_result.seq_id, None)
             if entry is None or entry[0].status is not SequenceStatus.RUNNING:
@@ -388,21 +321,6 @@ class Scheduler:
                 if sequence.status is SequenceStatus.RUNNING:
                     following[seq_id] = (sequence, self._known(sequence, plan))
         return updates
-
-    @staticmethod
-    def _tell(controller: SpeculationController, in_flight: _InFlight, result: StepResult) -> None:
-        """The controller learns from rows that decoded. Its costs, from steps of nothing else, none of them late."""
-        plans = [in_flight[row.seq_id][1] for row in result.rows]
-        outcomes = [
-            Outcome(row.seq_id, plan.num_draft_tokens, row.num_drafted, row.num_accepted, plan.num_committed_tokens)
-            for row, plan in zip(result.rows, plans, strict=True)
-            if row.output_token_ids and len(plan.token_ids) == 1
-        ]
-        is_typical = result.decoding and len(outcomes) == len(plans) and all(len(p.draft_chunk) <= 2 for p in plans)
-        timings = result.timings
-        controller.end_step(
-            outcomes, timings.draft, timings.verify + timings.accept, is_typical=is_typical, captured=result.captured
-        )
 
     def _commit_row(self, sequence: Sequence, plan: RowPlan, result: RowResult) -> Update:
         if result.error is not None:
@@ -434,11 +352,10 @@ class Scheduler:
         sequence.token_ids.extend(result.output_token_ids[: ending.num_kept])
         num_accepted = min(result.num_accepted, ending.num_kept)
         sequence.speculation.record(result.num_drafted, num_accepted)
-        if self._watch is not None and self._chooser is None:
-            self._watch.record(result.num_drafted, result.num_accepted)
+        self.drafts.record(result.num_drafted, result.num_accepted)
         # With nothing emitted the last token is computed again in the next step, which then emits.
         sequence.num_computed_tokens = min(n + num_accepted, max(sequence.num_tokens - 1, 0))
-        if self._policy.has_draft_model and result.num_drafted and not result.draft_failed:
+        if self.drafts.policy.has_draft_model and result.num_drafted and not result.draft_failed:
             fed = n + result.num_drafted - 1
             sequence.num_draft_computed_tokens = min(n + num_accepted, fed, sequence.num_tokens - 1)
         sequence.num_draft_computed_tokens = min(sequence.num_draft_computed_tokens, sequence.num_tokens - 1)
@@ -463,8 +380,7 @@ class Scheduler:
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
         sequence.status = SequenceStatus.FINISHED
-        if self._controller is not None:
-            self._controller.forget(sequence.seq_id)
+        self.drafts.forget(sequence.seq_id)
         self.blocks.release(sequence)
 
     def check_integrity(self) -> None:
