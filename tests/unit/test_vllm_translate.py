@@ -363,6 +363,47 @@ def test_several_nodes_are_ray_and_a_pipeline() -> None:
     assert "--nodes" in dry_run("m/m", "--vllm-version", "0.33", "--nodes", "0")[2]
 
 
+# The first version that can draft so over pipeline stages; None: none.
+STAGED = {
+    "draft_model": None, "ngram": 32, "ngram_gpu": 32, "suffix": None, "custom_class": None,
+    "eagle": 30, "eagle3": 30, "mtp": 30, "dspark": 30,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "version"),
+    [(method, version) for method in STAGED for version in VERSIONS if method in facts_of(version).methods],
+)
+def test_speculation_over_pipeline_stages(method: str, version: str) -> None:
+    facts, first = facts_of(version), STAGED[method]
+    config = {"method": method, "num_speculative_tokens": 3}
+    if method not in ("ngram", "ngram_gpu", "suffix", "mtp", "dspark"):
+        config["model"] = "org/draft"
+    asked = {"model": "org/m", "speculative_config": config}
+    for words in ((), ("--pipeline-parallel-size", "1")):
+        assert not any("stages" in note for note in translate(asked, facts, vllm_args=words).notes)
+    # as an option, and as --nodes 2 gives it
+    for arguments, words in (
+        (asked, ("--pipeline-parallel-size", "2")),
+        ({**asked, "pipeline_parallel_size": 2}, ()),
+    ):
+        if first is None or facts.minor < first:
+            with pytest.raises(ConfigurationError, match="pipeline_parallel_size=2 with speculation"):
+                translate(arguments, facts, vllm_args=words)
+        else:
+            assert any("2 pipeline stages" in note for note in translate(arguments, facts, vllm_args=words).notes)
+
+
+def test_nodes_with_a_draft_are_refused_and_split_otherwise() -> None:
+    words = ("org/big", "--vllm-version", "0.32", "--tensor-parallel-size", "8", "--nodes", "2",
+             "--speculative-model", "org/small")  # fmt: skip
+    status, text, told = dry_run(*words)
+    assert status
+    assert not text
+    assert "pipeline_parallel_size to 1" in told
+    assert dry_run(*words, "--vllm-args", "--pipeline-parallel-size 1")[0] == 0
+
+
 def test_a_dry_run_for_a_version_that_is_out_of_reach() -> None:
     assert "not supported" in dry_run("m/m", "--vllm-version", "0.11")[2]
     told = dry_run("m/m", "--vllm-version", "0.32", "--vllm-python", "python")[2]

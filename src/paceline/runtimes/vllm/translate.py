@@ -27,6 +27,7 @@ from paceline.runtimes.vllm.reading import read_known
 from paceline.runtimes.vllm.relations import incomplete, notes_about, too_few_tokens
 from paceline.runtimes.vllm.reserved import why_reserved
 from paceline.runtimes.vllm.speculation import FLAT, is_flat, speculative_config
+from paceline.runtimes.vllm.stages import staged_notes, staged_problem
 from paceline.runtimes.vllm.values import PLUGGABLE, check_host, check_port, check_values
 
 Locate = Callable[[str], str]
@@ -91,6 +92,7 @@ def translate(
     more = _more(given, raw, facts, problems, notes)
     problems += [*unknown_parser(more, facts.kinds), *incomplete(more), *too_few_tokens(known, more)]
     notes += notes_about(more)
+    _check_stages(speculative, more, facts, problems, notes)
     _raise(problems)  # before a model is fetched
     speculation = _option("speculative_config", _located(speculative, locate), facts.kinds) if speculative else []
     options = (*shared, *speculation, *more, *_address(served_model_names, host, port))
@@ -113,6 +115,23 @@ def _check_model_and_machine(known: Mapping[str, Any], facts: VllmFacts, problem
         problems.append(
             "quantize_lm_head is not possible with runtime vllm: vLLM keeps the head in the checkpoint's precision."
         )
+
+
+def _check_stages(
+    speculative: Mapping[str, Any] | None,
+    more: Sequence[Option],
+    facts: VllmFacts,
+    problems: list[str],
+    notes: list[str],
+) -> None:
+    method = (speculative or {}).get("method")
+    size = next((values[0] for name, values in more if name == "pipeline-parallel-size" and values), "1")
+    stages = int(size) if size.isdecimal() and len(size) < 6 else 1  # anything else is a problem already
+    problem = staged_problem(method, stages, facts.minor)
+    if problem is not None:
+        problems.append(problem)
+    else:
+        notes += staged_notes(method, stages)
 
 
 def _wrong_name(name: str) -> Iterator[str]:
