@@ -77,6 +77,17 @@ def test_p27_p28_restricted_greedy_text_is_the_plain_one(fast: LLM, plain: LLM, 
     assert texts(plain, IDS, free) != expected, "the restriction must matter here"
 
 
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 5e-39, 1.2e-38, 5e-38, 1e-37, 1e-20, 1e-6])
+@pytest.mark.parametrize("name", ["none", "bias", "allowed", "bad_words"])
+def test_the_smallest_temperatures_are_greedy_and_keep_restrictions(fast: LLM, temperature: float, name: str) -> None:
+    """A logit over such a temperature is beyond float32."""
+    restriction = RESTRICTIONS.get(name, {})
+    for more in ({}, {"top_k": 1}, {"top_p": 0.5, "min_p": 0.1}):
+        cold = SamplingParams(temperature=temperature, max_tokens=12, ignore_eos=True, **restriction, **more)
+        greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, **restriction)
+        assert texts(fast, IDS[:2], cold) == texts(fast, IDS[:2], greedy)
+
+
 def test_p27_penalties_count_what_was_said(plain: LLM) -> None:
     """The strongest penalties leave no token twice; the opposite ones repeat one token for ever."""
     ids = [[5, 6, 7]]

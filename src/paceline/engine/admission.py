@@ -23,6 +23,7 @@ from paceline.text_stream import TextStream
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # odd: answers of one request get seeds far apart
 _MASK64 = (1 << 64) - 1
+_SMALLEST_TEMPERATURE = 2.0**-126  # of float32's normal numbers; below, the law has long been that of temperature 0
 
 
 class Admission:
@@ -162,7 +163,7 @@ def _sampling_plan(
 ) -> SamplingPlan:
     ends = () if params.min_tokens == 0 else (*eos_token_ids, *params.stop_token_ids)
     return SamplingPlan(
-        temperature=params.temperature,
+        temperature=params.temperature if params.temperature >= _SMALLEST_TEMPERATURE else 0.0,
         top_p=params.top_p,
         top_k=params.top_k,
         min_p=params.min_p,

@@ -305,7 +305,7 @@ def _law_reference(
     logits = logits.float()
     best, argmax = logits.max(-1)
     random = (temperature > 0).nonzero().squeeze(1)
-    law = torch.softmax(logits[random] / temperature[random, None], -1)
+    law = torch.softmax((logits[random] - best[random, None]) / temperature[random, None], -1)
     law = _keep_from(law, min_p[random, None] * law.amax(-1, keepdim=True))
     order = law.sort(-1, descending=True).values
     k = torch.where(top_k[random] > 0, top_k[random].clamp(max=law.shape[1]), law.shape[1]).long()

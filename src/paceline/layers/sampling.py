@@ -124,15 +124,18 @@ class SamplingBatch:
         best, argmax = logits.max(-1)
         probs = None
         if self._random_plans:
-            rows = logits if len(self._random_plans) == len(self._rows) else logits[self.random_rows]
-            probs = _probs(rows, self._random_plans)
+            is_all = len(self._random_plans) == len(self._rows)
+            rows, peaks = (logits, best) if is_all else (logits[self.random_rows], best[self.random_rows])
+            probs = _probs(rows, peaks, self._random_plans)
         return Law(argmax=argmax, random_rows=self.random_rows, probs=probs, valid=best.isfinite())
 
 
-def _probs(logits: Tensor, plans: Seq[SamplingPlan]) -> Tensor:
-    """Temperature, min_p, top_k, top_p on logits [B, P, V]; float32 probabilities that sum to 1."""
+def _probs(logits: Tensor, peaks: Tensor, plans: Seq[SamplingPlan]) -> Tensor:
+    """Temperature, min_p, top_k, top_p on logits [B, P, V], peaks [B, P] their largest; float32 probabilities that sum
+    to 1."""
     temperature = torch.tensor([plan.temperature for plan in plans], dtype=torch.float32, device=logits.device)
-    probs = torch.softmax(logits / temperature[:, None, None], dim=-1)
+    # The peak is taken off first: a large logit over a tiny temperature is beyond float32.
+    probs = torch.softmax((logits - peaks.unsqueeze(-1)).div_(temperature[:, None, None]), dim=-1)
     restricted = [row for row, plan in enumerate(plans) if plan.min_p > 0 or plan.top_k > 0 or plan.top_p < 1]
     if not restricted:
         return probs
