@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from paceline.deploy.check import builtin, check_files, kustomize, promql
 from paceline.deploy.check.field_values import CHOICES, RANGES, value_findings
 from paceline.deploy.check.shell_words import acts_in_shell
+from paceline.deploy.folder import write_files
 from paceline.deploy.names import wrong_key, wrong_label, wrong_port_name, wrong_value
 from paceline.deploy.quantity import amount, to_bytes
-from paceline.deploy.write import write_files
 from paceline.errors import ConfigurationError
 
 Json = dict[str, Any]

@@ -17,9 +17,9 @@ from deploy_cases import IMAGE, rendered
 from pydantic import BaseModel
 
 from paceline.cli import main
+from paceline.deploy.folder import write_files
 from paceline.deploy.values import Values
 from paceline.deploy.values_file import _model_of, merge, parse_values
-from paceline.deploy.write import write_files
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "kubernetes.md").read_text()
 

@@ -17,10 +17,11 @@ from paceline.deploy.check import builtin
 from paceline.deploy.check.crds import CrdSchemas
 from paceline.deploy.check.documents import load_objects
 from paceline.deploy.check.run import check_files
+from paceline.deploy.folder import write_files
 from paceline.deploy.quantity import to_bytes
 from paceline.deploy.render import render
 from paceline.deploy.values_file import load_values
-from paceline.deploy.write import as_stream, write_files
+from paceline.deploy.write import as_stream
 from paceline.engine.statistics import EngineStats
 from paceline.server.app import create_app
 from paceline.server.metrics import Snapshot, render_metrics
@@ -234,7 +235,7 @@ def test_the_same_values_give_the_same_bytes(combination: Combination, tmp_path:
     first = as_stream(rendered(*combination))
     assert as_stream(rendered.__wrapped__(*combination)) == first
     assert "&id" not in first
-    files = write_files(rendered(*combination), tmp_path / "out")
+    files = write_files(rendered(*combination), tmp_path / "out").files
     documents = [content for file in files for content in load_objects(file) if file.name != "kustomization.yaml"]
     assert documents == list(rendered(*combination).manifests)
 

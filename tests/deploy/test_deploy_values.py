@@ -20,13 +20,14 @@ from paceline.cli import main
 from paceline.cli.app import app
 from paceline.deploy import command
 from paceline.deploy.check import builtin, check_files, promql
+from paceline.deploy.folder import write_files
 from paceline.deploy.presets import preset_names, preset_text, preset_values
 from paceline.deploy.quantity import to_bytes
 from paceline.deploy.render import render
 from paceline.deploy.target import Target, folder_of
 from paceline.deploy.values import IN_WORDS, Values
 from paceline.deploy.values_file import load_values, merge, parse_values
-from paceline.deploy.write import as_stream, write_files
+from paceline.deploy.write import as_stream
 from paceline.errors import ConfigurationError
 
 BASE: dict[str, Any] = {

@@ -71,10 +71,13 @@ def render(
 
       paceline deploy render values.yaml --platform kserve-llm --runtime vllm > manifests.yaml
     """
+    import shlex
+
     from paceline.cli.console import say, show_notes
+    from paceline.deploy.folder import write_files
     from paceline.deploy.render import render as render_values
     from paceline.deploy.values_file import load_values
-    from paceline.deploy.write import as_stream, write_files
+    from paceline.deploy.write import as_stream
     from paceline.errors import ConfigurationError
 
     if out is not None and not out.strip():
@@ -86,9 +89,11 @@ def render(
     if out is None:
         typer.echo(as_stream(rendered), nl=False)
         return
-    files = write_files(rendered, Path(out))
-    say(f"Wrote {len(files)} files to {out}. Check them with: paceline deploy check {out}")
-    say(f"Then: kubectl apply -k {out}")
+    written = write_files(rendered, Path(out))
+    show_notes(written.notes)
+    folder = shlex.quote(out)
+    say(f"Wrote {len(written.files)} files to {out}. Check them with: paceline deploy check {folder}")
+    say(f"Then: kubectl apply -k {folder}")
 
 
 @deploy_app.command()

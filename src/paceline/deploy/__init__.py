@@ -2,7 +2,7 @@
 
     load_values(file, preset=..., overrides=...) -> Values     one ConfigurationError that lists every problem
     render(values, platform, runtime) -> Rendered              manifests in a stable order; nothing is written
-    write_files(rendered, folder)                              all of them or none
+    write_files(rendered, folder) -> Written                   all of them or none; only over what is ours
     check_files(paths, ...) -> Report                          strict, offline
     diagnose(...) -> list[Finding]                             what is wrong inside a pod
 

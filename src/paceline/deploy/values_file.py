@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from paceline.deploy.check.secrets import token_in
 from paceline.deploy.presets import preset_values
-from paceline.deploy.strict_yaml import StrictLoader
+from paceline.deploy.strict_yaml import StrictLoader, in_words
 from paceline.deploy.values import IN_WORDS, Runtime, Values
 from paceline.errors import ConfigurationError, did_you_mean
 
@@ -34,13 +34,13 @@ def load_values(
 
 def read_yaml(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(file.read_text(), Loader=StrictLoader)
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=StrictLoader)
     except UnicodeDecodeError:
         raise ConfigurationError(f"Cannot read {file}: it is no text in UTF-8.") from None
     except OSError as error:
         raise ConfigurationError(f"Cannot read {file}: {error.strerror or error}.") from None
     except (yaml.YAMLError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigurationError(f"{file} is {in_words(error)}") from None
     if not isinstance(content, dict):
         raise ConfigurationError(f"{file} holds no mapping; start from `paceline deploy values PRESET`.")
     return content

@@ -16,7 +16,7 @@ import yaml
 from paceline.deploy.check import kustomize
 from paceline.deploy.check.findings import Document
 from paceline.deploy.check.kustomize import SUFFIXES
-from paceline.deploy.strict_yaml import StrictLoader
+from paceline.deploy.strict_yaml import DEEPEST, StrictLoader, in_words
 from paceline.errors import ConfigurationError
 
 STDIN = Path("-")
@@ -34,7 +34,7 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
 def load_objects(file: Path) -> list[Any]:
     """Every document of a file that is not empty."""
     try:
-        text = sys.stdin.read() if file == STDIN else file.read_text()
+        text = sys.stdin.buffer.read().decode() if file == STDIN else file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ConfigurationError(f"Cannot read {file}: it is no text in UTF-8.") from None
     except OSError as error:
@@ -45,10 +45,28 @@ def load_objects(file: Path) -> list[Any]:
 def parse_objects(text: str, name: str) -> list[Any]:
     try:
         if name.endswith(".json"):
-            return [json.loads(text)]
+            return [_not_too_deep(json.loads(text))]
         return [content for content in yaml.load_all(text, Loader=StrictLoader) if content is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{name} cannot be read: {' '.join(str(error).split())}") from None
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{name} cannot be read: {error}") from None
+    except RecursionError:
+        raise ConfigurationError(f"{name} cannot be read: too many lists and mappings are inside each other.") from None
+    except (yaml.YAMLError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{name} cannot be read: it is {in_words(error)}") from None
+
+
+def _not_too_deep(content: Any) -> Any:
+    level = [content]
+    for _ in range(DEEPEST):
+        level = [
+            item
+            for each in level
+            if isinstance(each, dict | list)
+            for item in (each.values() if isinstance(each, dict) else each)
+        ]
+    if level:
+        raise RecursionError
+    return content
 
 
 def _read_path(path: Path) -> Iterator[Document]:

@@ -24,8 +24,8 @@ def preset_text(name: str, runtime: Runtime = "paceline") -> str:
             f"No preset '{name}'.{did_you_mean(name, preset_names())} There are: {', '.join(preset_names())}."
         )
     overlay = folder / f"{name}.{runtime}.yaml"
-    text = (folder / f"{name}.yaml").read_text()
-    return f"{text}---\n{overlay.read_text()}" if overlay.is_file() else text
+    text = (folder / f"{name}.yaml").read_text(encoding="utf-8")
+    return f"{text}---\n{overlay.read_text(encoding='utf-8')}" if overlay.is_file() else text
 
 
 def preset_values(name: str, runtime: Runtime) -> dict[str, Any]:
