@@ -46,7 +46,7 @@ class EngineHere:
 
 def texts(emits_text: bool, number: int, **params: object) -> dict[int, list[tuple[list[int], str]]]:
     engine = make_engine(TaggedExecutor(), decoder=Letters())
-    engine._emits_text = emits_text
+    engine._admission._emits_text = emits_text
     client = EngineHere(engine)
     found: dict[int, list[tuple[list[int], str]]] = {}
 
@@ -79,7 +79,7 @@ def test_p23_delta_by_delta_the_text_is_the_engines(params: dict[str, object]) -
 
 def test_the_engine_writes_text_only_where_stop_strings_need_it() -> None:
     engine = make_engine(TaggedExecutor(), decoder=Letters())
-    engine._emits_text = False
+    engine._admission._emits_text = False
     for name, params in {"plain": {}, "stops": {"stop": ["€"]}}.items():
         engine.add_request(request(name, [3, 4, 5], **params))
     written = {sequence.request_id: sequence.text is not None for sequence in engine._scheduler._live()}

@@ -8,28 +8,17 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from paceline.engine.statistics import EngineStats
 from paceline.sequence import EngineRequest, FinishReason, SequenceDelta
 from paceline.server.engine_client import EngineClient
+from paceline.server.wrapped_client import WrappedClient
 from paceline.text_stream import TextStream
 from paceline.tokenizer import Tokenizer
 
 
-class TextClient:
+class TextClient(WrappedClient):
     def __init__(self, inner: EngineClient, tokenizer: Tokenizer) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._tokenizer = tokenizer
-
-    @property
-    def is_healthy(self) -> bool:
-        return self._inner.is_healthy
-
-    @property
-    def stalled_seconds(self) -> float | None:
-        return self._inner.stalled_seconds
-
-    async def stats(self) -> EngineStats:
-        return await self._inner.stats()
 
     def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceDelta, None]:
         params = request.sampling_params

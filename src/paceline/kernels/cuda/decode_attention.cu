@@ -202,6 +202,20 @@ __device__ __forceinline__ float4 read_four_past_l1(const float* from) {
     return v;
 }
 
+// Eight values of one query and head, from their sums; and into `largest` the greatest magnitude among them, as bits.
+__device__ __forceinline__ void put(const float (&sum)[8], float total, u16* to, u32* largest) {
+    const float inverse = 1.0f / (total == 0.0f ? 1.0f : total);
+    u32 words[4], top = 0;
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        const float a = sum[2 * i] * inverse, b = sum[2 * i + 1] * inverse;
+        words[i] = pack(a, b);
+        top = max(top, max(__float_as_uint(fabsf(a)), __float_as_uint(fabsf(b))));  // NaN is the largest
+    }
+    *(uint4*)to = make_uint4(words[0], words[1], words[2], words[3]);
+    atomicMax(largest, top);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
     const u16* qkv, const void* rotary, const long long* positions, const long long* slots, u16* cache,
     const int* block_tables, const int* kv_lens, u16* out, float* amax, float* partial, float* partial_peaks,
@@ -364,16 +378,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
         }
         const u64 token = first_token + m / GROUP, head = kv_head * GROUP + m % GROUP;
         if (num_splits == 1) {
-            const float inverse = 1.0f / (total == 0.0f ? 1.0f : total);
-            u32 words[4], top = 0;
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const float a = sum[2 * i] * inverse, b = sum[2 * i + 1] * inverse;
-                words[i] = pack(a, b);
-                top = max(top, max(__float_as_uint(fabsf(a)), __float_as_uint(fabsf(b))));  // NaN is the largest
-            }
-            *(uint4*)(out + (token * num_heads + head) * D + 8 * c) = make_uint4(words[0], words[1], words[2], words[3]);
-            atomicMax(&largest[m / GROUP], top);
+            put(sum, total, out + (token * num_heads + head) * D + 8 * c, &largest[m / GROUP]);
         } else {
             const u64 at = (token * num_heads + head) * num_splits + split;
             float4* to = (float4*)(partial + at * D + 8 * c);
@@ -409,16 +414,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_attention(
 #pragma unroll
                 for (u32 i = 0; i < 8; i++) sum[i] += weight * values[i];
             }
-            const float inverse = 1.0f / (total == 0.0f ? 1.0f : total);
-            u32 words[4], top = 0;
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const float a = sum[2 * i] * inverse, b = sum[2 * i + 1] * inverse;
-                words[i] = pack(a, b);
-                top = max(top, max(__float_as_uint(fabsf(a)), __float_as_uint(fabsf(b))));
-            }
-            *(uint4*)(out + (token * num_heads + head) * D + 8 * c) = make_uint4(words[0], words[1], words[2], words[3]);
-            atomicMax(&largest[m / GROUP], top);
+            put(sum, total, out + (token * num_heads + head) * D + 8 * c, &largest[m / GROUP]);
         }
     }
     __syncthreads();

@@ -5,28 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from paceline.engine.statistics import EngineStats
 from paceline.sequence import EngineRequest, SequenceDelta
 from paceline.server.engine_client import EngineClient
 from paceline.server.telemetry.record import RequestRecord, current_record
 from paceline.server.telemetry.telemetry import Telemetry
+from paceline.server.wrapped_client import WrappedClient
 
 
-class ObservedClient:
+class ObservedClient(WrappedClient):
     def __init__(self, inner: EngineClient, telemetry: Telemetry) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._telemetry = telemetry
-
-    @property
-    def is_healthy(self) -> bool:
-        return self._inner.is_healthy
-
-    @property
-    def stalled_seconds(self) -> float | None:
-        return self._inner.stalled_seconds
-
-    async def stats(self) -> EngineStats:
-        return await self._inner.stats()
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceDelta, None]:
         record = current_record.get() or _no_record(request.request_id, self._telemetry.clock())
