@@ -48,8 +48,8 @@ FORBIDDEN = {
     "distill": ("paceline.engine", "paceline.worker", "paceline.runner", "paceline.speculative", "paceline.server"),
 }  # fmt: skip
 PURE = (
-    "config.py", "errors.py", "plan.py", "sampling_params.py", "request_speculation.py", "sequence.py",
-    "text_stream.py",
+    "config.py", "errors.py", "plan.py", "sampling_params.py", "sampling_limits.py", "request_speculation.py",
+    "sequence.py", "text_stream.py",
     "structured/constraint.py", "structured/json_schema.py", "structured/params.py", "structured/regex.py",
 )  # fmt: skip
 

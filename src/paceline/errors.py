@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_LONGEST_NAME = 256  # characters; a name of megabytes is near to none, and finding that out takes seconds
+
 
 class PacelineError(Exception):
     """Base of all errors raised on purpose."""
@@ -48,5 +50,7 @@ class EngineStalledError(PacelineError, RuntimeError):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ' Did you mean X?' for the nearest known name, or an empty string."""
+    if len(name) > _LONGEST_NAME:
+        return ""
     close = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{close[0]}'?" if close else ""

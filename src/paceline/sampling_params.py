@@ -12,10 +12,11 @@ from typing import Any
 
 from paceline.errors import InvalidRequestError, did_you_mean
 from paceline.request_speculation import RequestSpeculation, speculation_of
+from paceline.sampling_limits import check_sizes
 from paceline.structured.constraint import Constraint
 from paceline.structured.params import constraint_of
 
-_MAX_TEXTS = 1000  # stop strings or bad words: every one is looked for behind every token
+_SHOWN = 80  # characters of a wrong value that an error quotes
 # Fields that will not come, with the reason.
 _NEVER: dict[str, tuple[tuple[Any, ...], str]] = {
     "logits_processors": ((None, []), "code of the user inside the sampler is not supported"),
@@ -38,7 +39,12 @@ def _refuse(message: str, param: str) -> InvalidRequestError:
 
 def _check(condition: bool, param: str, expected: str, value: object) -> None:
     if not condition:
-        raise _refuse(f"{param} must be {expected}, not {value!r}.", param)
+        raise _refuse(f"{param} must be {expected}, not {_shown(value)}.", param)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _is_number(value: object) -> bool:
@@ -125,7 +131,7 @@ def _refuse_unknown(name: str, value: object, known: set[str]) -> None:
         if _is_one_of(value, _BEAM_SEARCH[name]):
             return
         raise _refuse(
-            f"{name}={value!r}: beam search does not go with speculative decoding and is not offered. "
+            f"{name}={_shown(value)}: beam search does not go with speculative decoding and is not offered. "
             "Use n with temperature > 0 for several answers.",
             name,
         )
@@ -133,8 +139,8 @@ def _refuse_unknown(name: str, value: object, known: set[str]) -> None:
         neutral, reason = _NEVER[name]
         if _is_one_of(value, neutral):
             return
-        raise _refuse(f"{name}={value!r} is not supported: {reason}; leave it out.", name)
-    raise _refuse(f"Unknown sampling parameter '{name}'.{did_you_mean(name, known | set(_NEVER))}", name)
+        raise _refuse(f"{name}={_shown(value)} is not supported: {reason}; leave it out.", name)
+    raise _refuse(f"Unknown sampling parameter '{name:.80}'.{did_you_mean(name, known | set(_NEVER))}", name)
 
 
 def _is_one_of(value: object, neutral: tuple[Any, ...]) -> bool:
@@ -154,6 +160,7 @@ def _normalise(fields: dict[str, Any]) -> None:
             del fields[name]
     if isinstance(fields.get("stop"), str):
         fields["stop"] = [fields["stop"]]
+    check_sizes(fields)
     if "structured_outputs" in fields:
         fields["structured_outputs"] = constraint_of(fields["structured_outputs"], "structured_outputs")
     if "speculation" in fields:
@@ -216,9 +223,6 @@ def _validate(p: _Fields) -> None:
         isinstance(p.bad_words, list) and all(isinstance(word, str) and word.strip() for word in p.bad_words),
         "bad_words", "a list of texts that are more than spaces", p.bad_words,
     )  # fmt: skip
-    for name in ("stop", "bad_words"):
-        if len(getattr(p, name)) > _MAX_TEXTS:
-            raise _refuse(f"{name} has {len(getattr(p, name))} texts; at most {_MAX_TEXTS} are allowed.", name)
     _check(
         p.structured_outputs is None or not p.ignore_eos,
         "ignore_eos", "false with structured output, behind whose end nothing may follow", p.ignore_eos,

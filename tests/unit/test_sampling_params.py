@@ -77,6 +77,32 @@ def test_every_text_is_looked_for_at_every_token_so_they_are_few(name: str) -> N
         SamplingParams(**{name: ["x"] * 1001})
 
 
+SIZES: list[tuple[str, Any, Any, str]] = [  # the most that is taken, and one more
+    ("bad_words", ["x" * 256], ["x" * 257], "a text of 257 characters; at most 256"),
+    ("bad_words", ["x" * 256] * 64, ["x" * 256] * 64 + ["x"], "16385 characters in all; at most 16384"),
+    ("stop", "x" * 1024, "x" * 1025, "a text of 1025 characters; at most 1024"),
+    ("stop", ["x" * 1024] * 16, ["x" * 1024] * 16 + ["x"], "16385 characters in all; at most 16384"),
+    ("stop_token_ids", list(range(1024)), list(range(1025)), "1025 token ids; at most 1024"),
+    ("allowed_token_ids", [1] * 16384, [1] * 16385, "16385 token ids; at most 16384"),
+    ("logit_bias", dict.fromkeys(range(4096), 1), dict.fromkeys(range(4097), 1), "4097 entries; at most 4096"),
+]
+
+
+@pytest.mark.parametrize(("name", "most", "more", "words"), SIZES, ids=[f"{s[0]}: {s[3]}" for s in SIZES])
+def test_no_request_holds_up_the_others_by_what_it_names(name: str, most: object, more: object, words: str) -> None:
+    SamplingParams(**{name: most})
+    with pytest.raises(InvalidRequestError, match=f"^{name} has {words}") as caught:
+        SamplingParams(**{name: more})
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", ["stop", "bad_words", "n", "best_of", "use_beam_search", "x" * 10_000])
+def test_an_error_quotes_only_the_beginning_of_what_is_wrong(name: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        SamplingParams(**{name: {"y" * 10_000: 1}})
+    assert len(str(caught.value)) < 300
+
+
 def test_nearest_name() -> None:
     with pytest.raises(InvalidRequestError, match="Did you mean 'temperature'"):
         SamplingParams(temprature=0.5)
