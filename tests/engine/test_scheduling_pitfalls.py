@@ -328,7 +328,11 @@ def test_answers_of_one_request_share_the_prompts_blocks() -> None:
 
 def test_impossible_requests_are_refused_at_once() -> None:
     engine = make_engine(TaggedExecutor(), max_model_len=20)
-    for prompt, words in (([], "empty"), ([1] * 20, "at most 19"), ([99], "outside the vocabulary")):
+    for prompt, words in (
+        ([], "empty"),
+        ([1] * 20, "at most 19"),
+        ([1, 99], "99, at index 1 of the prompt, is outside"),
+    ):
         with pytest.raises(InvalidRequestError, match=words):
             engine.add_request(request("a", prompt))
     with pytest.raises(InvalidRequestError, match="stop_token_ids"):

@@ -45,7 +45,7 @@ def test_what_is_wrong_with_a_body_is_told(path: str) -> None:
     assert (twice["param"], twice["code"]) == ("model", "invalid_json")
     assert "more than once" in twice["message"]
     assert "digits" in refusal(path, (text[:-1] + f', "seed": {"9" * 5000}}}').encode())["message"]
-    assert "nested" in refusal(path, b'{"a":' * 100_000)["message"]
+    assert "nested" in refusal(path, b'{"a":' * 50_000)["message"]
     assert "UTF-8" in refusal(path, plain[:-1] + b', "user": "\xff"}')["message"]
     assert "UTF-8" in refusal(path, text.encode("utf-16"))["message"]
     assert "charset=utf-16" in refusal(path, plain, content_type="application/json; charset=utf-16")["message"]

@@ -445,6 +445,41 @@ def test_a_wrong_prompt_is_told_what_is_expected(server: Server, prompt: Any, pa
     assert error["param"] == param
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("prompt", "param", "words"),
+    [
+        (["a", "b", ""], "prompt[2]", "prompt[2]: The prompt is empty"),
+        (["a", "b " * MAX_MODEL_LEN, "c"], "prompt[1]", "prompt[1]: The prompt is too long"),
+        (["a", "x" * 10_000], "prompt[1]", "prompt[1]: The prompt has 10000 characters"),
+        ([[3], []], "prompt[1]", "prompt[1]: The prompt is empty"),
+        ([""], "prompt", "The prompt is empty"),
+        ([[3]] * 2049, "prompt", "2049 prompts; at most 2048"),
+    ],
+)
+def test_which_of_several_prompts_is_wrong(prompt: Any, param: str, words: str, stream: bool) -> None:
+    server = Server()
+    server.tokenizer.encode = _bare_encode  # type: ignore[method-assign]
+    error = refused(server.complete(prompt=prompt, stream=stream))
+    assert words in error["message"]
+    assert error["param"] == param
+
+
+def _bare_encode(text: str, *, add_special_tokens: bool = True) -> list[int]:
+    return FakeTokenizer().encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", ["x" * 3_000_000, "é" * 100])
+def test_an_error_quotes_the_beginning_of_a_name_alone(server: Server, name: str) -> None:
+    unknown = refused(server.chat(model=name), 404)
+    assert unknown["code"] == "model_not_found"
+    field = refused(server.chat(**{name: 1}))
+    assert field["code"] == "unknown_parameter"
+    for error in (unknown, field):
+        assert name[:80] in error["message"]
+        assert name[:81] not in error["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -469,7 +504,7 @@ def test_a_message_without_a_name_may_say_so(server: Server) -> None:
 def test_a_request_has_at_most_2048_sequences(server: Server) -> None:
     ok(server.complete(prompt=["a"] * 16, n=128, max_tokens=1))
     server.tokenizer.texts.clear()
-    for fields in ({"prompt": ["a"] * 17, "n": 128}, {"prompt": ["Hi"] * 300_000}, {"prompt": [[3]] * 2049}):
+    for fields in ({"prompt": ["a"] * 17, "n": 128}, {"prompt": ["Hi"] * 200_000}, {"prompt": [[3]] * 2049}):
         error = refused(server.complete(**fields))
         assert error["param"] == "prompt"
         assert "at most 2048" in error["message"]

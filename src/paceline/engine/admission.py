@@ -61,9 +61,10 @@ class Admission:
                 code="context_length_exceeded",
             )
         if vocab_size and not all(0 <= token < vocab_size for token in prompt):
-            bad = next(token for token in prompt if not 0 <= token < vocab_size)
+            place, bad = next((place, token) for place, token in enumerate(prompt) if not 0 <= token < vocab_size)
             raise InvalidRequestError(
-                f"Token id {bad} is outside the vocabulary of {vocab_size} tokens.", param="prompt"
+                f"Token id {bad}, at index {place} of the prompt, is outside the vocabulary of {vocab_size} tokens.",
+                param="prompt",
             )
         _check_token_ids(params, vocab_size)
         if params.structured_outputs is not None and not self._grammar_ends(params):

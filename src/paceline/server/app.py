@@ -19,6 +19,7 @@ from paceline.server.completions import completions_router
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import add_error_handlers, json_response
 from paceline.server.health import health_router
+from paceline.server.json_size import MAX_ENTRIES
 from paceline.server.metrics import Snapshot, render_metrics
 from paceline.server.page.router import page_router
 from paceline.server.paths import get
@@ -61,6 +62,7 @@ def create_app(
         headers=_headers(config),
         max_body_bytes=access.max_body_bytes,
         body_timeout=access.body_timeout,
+        max_entries=max(MAX_ENTRIES, 2 * config.model.max_model_len),  # a prompt that fits is taken in token ids
     )
     app.add_middleware(Guard, access=access, limits=limits)
     for router in (chat_router, completions_router, responses_router, tokenize_router, _models_router):

@@ -15,12 +15,13 @@ from paceline.plan import TokenLogprobs
 from paceline.server.errors import json_response
 from paceline.server.generation import Generation
 from paceline.server.json_body import JsonRoute
+from paceline.server.prompt_field import MAX_PROMPTS, of_prompt
 from paceline.server.protocol import CompletionRequest
 from paceline.server.responses import Json, envelope, metrics, prompt_logprobs, text_choice, text_logprobs, usage
 from paceline.server.service import ServerState
 from paceline.server.streaming import DONE, Events, event, open_stream, while_connected
 
-MAX_SEQUENCES = 2048  # of one request: prompts * n
+MAX_SEQUENCES = MAX_PROMPTS  # of one request: prompts * n
 
 
 def completions_router(state: ServerState) -> APIRouter:
@@ -58,7 +59,13 @@ async def _token_ids(state: ServerState, body: CompletionRequest, n: int) -> lis
             "several requests.",
             param="prompt",
         )
-    return [await state.prompt(prompt, body.add_special_tokens) for prompt in prompts]
+    found = []
+    for number, prompt in enumerate(prompts):
+        try:
+            found.append(await state.prompt(prompt, body.add_special_tokens))
+        except InvalidRequestError as error:
+            raise of_prompt(error, number) if len(prompts) > 1 else error from None
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from paceline.arguments.foreign import Foreign
 from paceline.errors import InvalidRequestError, did_you_mean
+from paceline.sampling_limits import check_sizes
 
 Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # more than that is never meant, and fits nowhere
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+T = TypeVar("T")
+# Only the first wrong entry is told: pydantic's errors about 100,000 of them would take a second.
+Items = Annotated[list[T], Field(fail_fast=True)]
 
 
 def matches(pattern: str, words: str) -> Callable[[str], str]:
@@ -64,7 +69,9 @@ class Body(Strict):
                 )
             if foreign is None and name not in cls.model_fields:
                 guess = did_you_mean(name, [*cls.model_fields, *cls.unsupported])
-                raise InvalidRequestError(f"Unknown field '{name}'.{guess}", param=name, code="unknown_parameter")
+                message = f"Unknown field '{name:.80}'.{guess}"
+                raise InvalidRequestError(message, param=name[:80], code="unknown_parameter")
+        check_sizes(body)  # before every entry is looked at
         return {name: value for name, value in body.items() if name not in cls.unsupported}
 
 

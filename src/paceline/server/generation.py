@@ -17,6 +17,7 @@ from paceline.sampling_params import SamplingParams
 from paceline.sequence import EngineRequest, FinishReason, SequenceDelta, SpeculationCounts
 from paceline.server.engine_client import EngineClient
 from paceline.server.errors import RequestFailedError, RequestTimeoutError
+from paceline.server.prompt_field import of_prompt
 
 _Item = tuple[int, SequenceDelta]  # the number of a prompt, and news of one of its answers
 
@@ -176,5 +177,7 @@ class Generation:
                 async for delta in stream:
                     queue.put_nowait((number, delta))
             queue.put_nowait(None)
+        except InvalidRequestError as error:
+            queue.put_nowait(of_prompt(error, number))
         except Exception as error:
             queue.put_nowait(error)

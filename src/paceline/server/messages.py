@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from paceline.errors import InvalidRequestError
-from paceline.server.fields import UNSUPPORTED, Strict
+from paceline.server.fields import UNSUPPORTED, Items, Strict
 from paceline.server.tools.fields import ToolCall
 
 # Keywords of transformers' apply_chat_template that are not variables of a template.
@@ -25,13 +25,13 @@ class TextPart(Strict):
 
 class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     # Present in the messages that clients send back; there is nothing in the first ones.
     refusal: None = None
     annotations: list[Any] | None = Field(None, max_length=0)
     audio: None = None
     function_call: None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 

@@ -10,6 +10,8 @@ from pydantic import BeforeValidator
 from paceline.errors import InvalidRequestError
 from paceline.server.fields import TokenId
 
+MAX_PROMPTS = 2048  # of one request; n times as many answers are bounded by the same number
+
 
 def _check_prompt(prompt: Any) -> Any:
     """Each form of a prompt, told by its first entry; pydantic would complain once for each form it tries."""
@@ -17,6 +19,10 @@ def _check_prompt(prompt: Any) -> Any:
         return prompt
     if not isinstance(prompt, list):
         raise _not_a_prompt("prompt", prompt)
+    if len(prompt) > MAX_PROMPTS and isinstance(prompt[0], list | str):
+        raise InvalidRequestError(
+            f"prompt has {len(prompt)} prompts; at most {MAX_PROMPTS} are taken. Send several requests.", param="prompt"
+        )
     if isinstance(prompt[0], list):
         for number, ids in enumerate(prompt):
             if not isinstance(ids, list):
@@ -49,6 +55,14 @@ def _not_a_prompt(path: str, value: Any) -> InvalidRequestError:
         f"from 0); '{path}' does not fit: {what}.",
         param=path,
     )
+
+
+def of_prompt(error: InvalidRequestError, number: int) -> InvalidRequestError:
+    """An error about one of several prompts, with its place: prompt[2]."""
+    if error.param != "prompt":
+        return error
+    path = f"prompt[{number}]"
+    return InvalidRequestError(f"{path}: {error}", param=path, code=error.code)
 
 
 PromptField = Annotated[str | list[str] | list[TokenId] | list[list[TokenId]], BeforeValidator(_check_prompt)]

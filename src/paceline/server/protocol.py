@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from paceline.arguments.foreign import Foreign
 from paceline.errors import InvalidRequestError
 from paceline.sampling_params import SamplingParams, check_num_logprobs
-from paceline.server.fields import Body, Int, Strict, TokenId, TokenKey
+from paceline.server.fields import Body, Int, Items, Strict, TokenId, TokenKey
 from paceline.server.messages import ChatMessage, TemplateArguments, check_results
 from paceline.server.prompt_field import PromptField
 from paceline.server.tools.fields import MAX_TOOLS, Tool, ToolChoice
@@ -130,7 +130,7 @@ class GenerationRequest(Body):
 class ChatRequest(GenerationRequest, TemplateArguments):
     unsupported: ClassVar[dict[str, Foreign]] = CHAT
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None

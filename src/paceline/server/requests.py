@@ -2,7 +2,7 @@
 
 Contract
 - A body is read whole before its endpoint runs. One of more bytes than are taken is answered with 413, and never
-  held in memory; one that does not arrive in time with 408.
+  held in memory, and one of more entries never parsed; one that does not arrive in time with 408.
 - After `end_all` every request, running or new, meets ShuttingDownError where it waits.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.errors import BodyTimeoutError, BodyTooLargeError, error_response
+from paceline.server.json_size import MAX_ENTRIES, check_json_size
 
 _DISCARDED_FACTOR = 8  # of what is taken: read and thrown away, because most clients send all before they listen
 
@@ -50,12 +51,14 @@ class RequestsMiddleware:
         headers: Mapping[str, str] | None = None,
         max_body_bytes: int = 32 * 2**20,
         body_timeout: float = 60.0,
+        max_entries: int = MAX_ENTRIES,
     ) -> None:
-        """`headers` are added to every response; `body_timeout` is in seconds."""
+        """`headers` are added to every response; `body_timeout` is in seconds; `max_entries`: of a body's JSON."""
         self._app = app
         self._requests = requests
         self._max_body_bytes = max_body_bytes
         self._body_timeout = body_timeout
+        self._max_entries = max_entries
         self._headers = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,6 +80,7 @@ class RequestsMiddleware:
         try:
             body = await self._body(receive)
             if body is not None:
+                check_json_size(body, self._max_entries)
                 await self._app(scope, _replay(body, receive), send)
         except (BodyTooLargeError, BodyTimeoutError) as error:
             await error_response(error, {"connection": "close"})(scope, receive, send)

@@ -97,7 +97,7 @@ class ServerState:
         if name not in self.names:
             served = ", ".join(f"'{known}'" for known in self.names)
             raise UnknownModelError(
-                f"The model '{name}' does not exist here.{did_you_mean(name, self.names)} Served: {served}.",
+                f"The model '{name:.80}' does not exist here.{did_you_mean(name, self.names)} Served: {served}.",
                 param="model",
                 code="model_not_found",
             )
@@ -106,6 +106,12 @@ class ServerState:
         self, chat: Sequence[ChatMessage], arguments: dict[str, Any], plan: ToolPlan | None = None
     ) -> list[int]:
         """The token ids that the template makes of a chat; `arguments` are its other variables."""
+        if len(chat) > self.config.model.max_model_len:  # each has a token at least, of its role
+            raise InvalidRequestError(
+                f"There are {len(chat)} messages; this model takes at most {self.config.model.max_model_len} tokens.",
+                param="messages",
+                code="context_length_exceeded",
+            )
         messages = [message.for_template() for message in chat]
         if plan is not None:
             arguments = {**arguments, "tools": plan.for_template()}

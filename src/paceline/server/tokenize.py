@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from paceline.arguments.foreign import Foreign
 from paceline.errors import InvalidRequestError
 from paceline.server.errors import json_response
-from paceline.server.fields import Body, TokenId
+from paceline.server.fields import Body, Items, TokenId
 from paceline.server.json_body import JsonRoute
 from paceline.server.messages import ChatMessage, TemplateArguments
 from paceline.server.service import ServerState
@@ -27,7 +27,7 @@ class TokenizeRequest(Body, TemplateArguments):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    messages: Items[ChatMessage] | None = Field(None, min_length=1)
     add_special_tokens: bool | None = Field(None, description="Default: true for a prompt; a template adds its own.")
     return_token_strs: bool | None = None
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
@@ -50,7 +50,7 @@ class TokenizeRequest(Body, TemplateArguments):
 
 class DetokenizeRequest(Body):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Items[TokenId]
 
 
 def tokenize_router(state: ServerState) -> APIRouter:

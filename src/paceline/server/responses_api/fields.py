@@ -10,7 +10,7 @@ from pydantic.types import Discriminator
 
 from paceline.arguments.foreign import Foreign
 from paceline.errors import InvalidRequestError
-from paceline.server.fields import UNSUPPORTED, Body, Int, Strict
+from paceline.server.fields import UNSUPPORTED, Body, Int, Items, Strict
 from paceline.server.protocol import ChatRequest
 from paceline.server.tools.fields import MAX_TOOLS, FunctionName
 from paceline.server.unsupported import RESPONSES
@@ -37,7 +37,7 @@ class InputText(Strict):
 class InputMessage(Strict):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[InputText]
+    content: str | Items[InputText]
     id: str | None = None
     status: _Status | None = None
     phase: None = None
@@ -59,7 +59,7 @@ class InputCall(Strict):
 class InputResult(Strict):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: str | Items[InputText]
     id: str | None = None
     status: _Status | None = None
 
@@ -145,7 +145,7 @@ class ResponsesRequest(Body):
     unsupported: ClassVar[dict[str, Foreign]] = RESPONSES
 
     model: str
-    input: Annotated[str | list[InputItem], BeforeValidator(_only_known_items)]
+    input: Annotated[str | Items[InputItem], BeforeValidator(_only_known_items)]
     instructions: str | None = None
     max_output_tokens: Int | None = None
     temperature: float | None = None
