@@ -9,6 +9,7 @@ Layers, each with what the one before cannot see:
     quantities.py, container_rules.py
     pods.py, server_commands.py, secrets.py,  what it takes, and what then fails, leaks or never fires
     promql.py
+    engine_args.py and its two                what vLLM, or Paceline, would not start with
     kserve.py, llm_template.py                KServe's webhooks, its Go template and its shell
     services.py, claims.py, together.py,      rules over several objects, or over files
     kustomize.py

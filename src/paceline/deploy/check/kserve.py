@@ -16,7 +16,6 @@ from paceline.deploy.check.pod_specs import command_words, containers, pod_specs
 from paceline.deploy.target import VLLM_VERSION, version_in_tag
 from paceline.errors import ConfigurationError, did_you_mean
 
-_EVERY_COMMAND = ("help", "version", "config", "api-key", "host", "port", "model")
 _SCALERS = ("hpa", "keda", "external", "none")
 
 
@@ -92,8 +91,6 @@ def _removed_flags(content: Json) -> Iterator[Finding]:
                 continue
             for flag, instead in _removed(text, image):
                 yield error(f"{pod.path}{path}", f"{flag} was removed from vLLM: {instead}.")
-            for flag, guess in _unknown(text, image):
-                yield warning(f"{pod.path}{path}", f"{flag}: the image's vLLM has no such option.{guess}")
 
 
 def _removed(text: str, image: str) -> Iterator[tuple[str, str]]:
@@ -108,23 +105,6 @@ def _removed(text: str, image: str) -> Iterator[tuple[str, str]]:
         instead = removed_option(name, facts)
         if instead is not None:
             yield flag, instead
-
-
-def _unknown(text: str, image: str) -> Iterator[tuple[str, str]]:
-    """Where the tag says which version it is; a plugin may bring more."""
-    from paceline.runtimes.vllm import facts_of, removed_option
-
-    version = version_in_tag(image)
-    if version is None:
-        return
-    try:
-        facts = facts_of(version)
-    except ConfigurationError:
-        return
-    for name, flag in _flags(text).items():
-        plain = name.partition(".")[0]  # --name.key sets one key of a mapping
-        if plain not in _EVERY_COMMAND and not facts.has_flag(plain) and removed_option(name, facts) is None:
-            yield flag, did_you_mean(plain, sorted(facts.flags))
 
 
 def _flags(text: str) -> dict[str, str]:

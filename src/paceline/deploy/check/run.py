@@ -11,6 +11,7 @@ from paceline.deploy.check.claims import claim_findings
 from paceline.deploy.check.container_rules import container_findings
 from paceline.deploy.check.crds import CrdSchemas
 from paceline.deploy.check.documents import read_documents
+from paceline.deploy.check.engine_args import engine_findings
 from paceline.deploy.check.field_values import value_findings
 from paceline.deploy.check.findings import Document, Finding, Report, error
 from paceline.deploy.check.kserve import kserve_findings
@@ -127,6 +128,7 @@ def _alone(document: Document) -> Iterator[Iterable[Finding]]:
         yield container_findings(pod)
         yield resource_findings(pod)
         yield command_findings(pod)
+    yield engine_findings(content)
     yield kserve_findings(content)
     yield secret_findings(content)
     yield promql_findings(content)

@@ -8,11 +8,27 @@ See docs/vllm-runtime.md.
 """
 
 from paceline.runtimes.vllm.command import GPU_FACTORS, OF_SEVERAL, Launcher, VllmCommand
-from paceline.runtimes.vllm.facts import DEFAULT_VERSION, VllmFacts, facts_of
+from paceline.runtimes.vllm.facts import DEFAULT_VERSION, VllmFacts, facts_of, facts_of_any
+from paceline.runtimes.vllm.faults import Faults, faults_of
 from paceline.runtimes.vllm.speculation import removed_option
+from paceline.runtimes.vllm.tables import FIRST, LAST
 from paceline.runtimes.vllm.translate import translate
+from paceline.runtimes.vllm.written import SHORT as SHORT_OPTIONS
 
 __all__ = [
-    "DEFAULT_VERSION", "GPU_FACTORS", "OF_SEVERAL", "Launcher", "VllmCommand", "VllmFacts", "facts_of",
-    "removed_option", "translate",
+    "DEFAULT_VERSION",
+    "FIRST",
+    "GPU_FACTORS",
+    "LAST",
+    "OF_SEVERAL",
+    "SHORT_OPTIONS",
+    "Faults",
+    "Launcher",
+    "VllmCommand",
+    "VllmFacts",
+    "facts_of",
+    "facts_of_any",
+    "faults_of",
+    "removed_option",
+    "translate",
 ]  # fmt: skip

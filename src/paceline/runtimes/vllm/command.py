@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # what argparse does not take for an option
+NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")  # what argparse does not take for an option
 
 Option = tuple[str, tuple[str, ...]]  # name without dashes; its values, none for an option that is on or off
 # Sizes that multiply; decode-context-parallel ranks are among the tensor-parallel ones.
@@ -86,6 +86,6 @@ class VllmCommand:
 def _words(option: Option) -> tuple[str, ...]:
     """A value that begins with a dash would be read as an option, were it a word of its own."""
     name, values = option
-    if len(values) == 1 and values[0].startswith("-") and not _NEGATIVE.fullmatch(values[0]):
+    if len(values) == 1 and values[0].startswith("-") and not NEGATIVE.fullmatch(values[0]):
         return (f"--{name}={values[0]}",)
     return (f"--{name}", *values)

@@ -72,6 +72,20 @@ def facts_of(version: str) -> VllmFacts:
     )
 
 
+def facts_of_any() -> VllmFacts:
+    """What any of the versions takes, where it is not known which one will run."""
+    kinds, speculative = option_kinds(LAST), speculative_kinds(LAST)
+    return VllmFacts(
+        version=f"0.{LAST}",
+        flags=_all_names(tables.FLAGS),
+        speculative_fields=_all_names(tables.SPECULATIVE_FIELDS),
+        methods=_all_names(tables.METHODS),
+        acceptance_methods=_all_names(tables.ACCEPTANCE_METHODS),
+        kinds=kinds,
+        speculative_kinds=speculative,
+    )
+
+
 def facts_from_answer(answer: Mapping[str, Any]) -> VllmFacts:
     """From what probe_script.py printed."""
     minor_version(answer["version"])
@@ -94,6 +108,10 @@ def known_since(table: Ranges, name: str) -> str:
         if name in names.split():
             return f" (it came with 0.{first})" if last == LAST else f" (0.{last} was the last with it)"
     return ""
+
+
+def _all_names(table: Ranges) -> frozenset[str]:
+    return frozenset(name for names in table.values() for name in names.split())
 
 
 def _names(table: Ranges, minor: int) -> frozenset[str]:

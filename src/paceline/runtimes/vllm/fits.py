@@ -54,6 +54,11 @@ def _problems(command: VllmCommand) -> Iterator[str]:
     yield from _length(config, model, command.value("max-model-len"))
 
 
+def split_problem(config: Mapping[str, Any], model: str, size: int) -> str | None:
+    """A sentence, where vLLM cannot split a model of `config` over `size` GPUs."""
+    return next(_split(config, model, size), None)
+
+
 def _split(config: Mapping[str, Any], model: str, size: int) -> Iterator[str]:
     """The heads of queries are divided; those of keys too, or each is copied to as many GPUs as others."""
     heads = config.get("num_attention_heads")

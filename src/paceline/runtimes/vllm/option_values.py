@@ -116,7 +116,7 @@ def _wrong_key(kind: Kind, path: list[str], values: tuple[str, ...]) -> str | No
 def _plain(text: str) -> Any:
     """As vLLM reads it: JSON where it is, else the text."""
     try:
-        return loads(_whole_numbers(text))
+        return loads(whole_numbers(text))
     except (ValueError, PacelineError):
         return text
 
@@ -197,14 +197,14 @@ def _size(word: str) -> int:
     return int(float(word[:-1]) * 1000**power) if word[-1].islower() else int(word[:-1]) * 1024**power
 
 
-def _whole_numbers(text: str) -> str:
+def whole_numbers(text: str) -> str:
     """JSON with 80m or 1k in it, which vLLM takes, as JSON. Half a thousand with a K stays, for JSON to refuse."""
     return _SIZE_IN_JSON.sub(lambda found: str(_size(found[0])) if _SIZE.fullmatch(found[0]) else found[0], text)
 
 
 def _wrong_object(kind: Kind, text: str) -> str | None:
     try:
-        value = loads(_whole_numbers(text) if kind["value"] == "object" else text)
+        value = loads(whole_numbers(text) if kind["value"] == "object" else text)
     except (ValueError, PacelineError) as error:
         return f"must be JSON, not {_short(text)} ({str(error).rstrip('.')})"
     if kind["value"] == "object" and not isinstance(value, dict):

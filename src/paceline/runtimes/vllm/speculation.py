@@ -76,7 +76,7 @@ def speculative_config(
     told = _CHECKED | (_LOOKUP if config["method"] == "ngram" else set())
     for name, value in config.items():
         if name not in facts.speculative_fields:
-            problems.append(_no_field(name, facts))
+            problems.append(missing_field(name, facts))
         elif name not in told and (wrong := wrong_json(facts.speculative_kinds.get(name, {}), value)):
             problems.append(sentence(f"speculative_config.{name} {wrong}"))
     return {name: value for name, value in config.items() if value is not None}
@@ -184,8 +184,9 @@ def _method(config: SpeculativeConfig, facts: VllmFacts, problems: list[str]) ->
             'family>" or speculative_config={"method": "ngram"}.'
         )
     elif method not in facts.methods:
-        since = known_since(tables.METHODS, method) or did_you_mean(str(method), facts.methods)
-        problems.append(f"speculative_config.method={method!r}: vLLM {facts.version} has no such method{since}.")
+        since = known_since(tables.METHODS, str(method))
+        guess = "" if since else did_you_mean(str(method), facts.methods)
+        problems.append(f"speculative_config.method={method!r}: vLLM {facts.version} has no such method{since}.{guess}")
     elif model is None and not _drafts_without_model(method):
         problems.append(f"speculative_config method '{method}' needs a 'model': the draft's name or path.")
     elif method == "ngram" and model is not None:
@@ -228,8 +229,9 @@ def _acceptance(config: SpeculativeConfig, facts: VllmFacts, problems: list[str]
         return
     config["rejection_sample_method"] = method
     if method not in facts.acceptance_methods:
-        since = known_since(tables.ACCEPTANCE_METHODS, method) or did_you_mean(str(method), facts.acceptance_methods)
-        problems.append(f"rejection_sample_method={method!r}: vLLM {facts.version} has no such method{since}.")
+        since = known_since(tables.ACCEPTANCE_METHODS, str(method))
+        guess = "" if since else did_you_mean(str(method), facts.acceptance_methods)
+        problems.append(f"rejection_sample_method={method!r}: vLLM {facts.version} has no such method{since}.{guess}")
     elif method == "block":
         notes.append(
             "rejection_sample_method 'block' works only in vLLM's model runner V2, which needs a GPU; where its log "
@@ -277,7 +279,8 @@ def _is_range(entry: object) -> bool:
     return isinstance(entry, list | tuple) and len(entry) == 3 and all(_is_whole(number) for number in entry)
 
 
-def _no_field(name: str, facts: VllmFacts) -> str:
+def missing_field(name: str, facts: VllmFacts) -> str:
+    """A sentence about a key that this version does not have."""
     since = known_since(tables.SPECULATIVE_FIELDS, name)
-    guess = "" if since else did_you_mean(name, [*facts.speculative_fields, *_OWN])
+    guess = "" if since else did_you_mean(name, [*facts.speculative_fields, *(_OWN.keys() - {name})])
     return f"speculative_config.{name}: vLLM {facts.version} has no such setting{since}.{guess}"
