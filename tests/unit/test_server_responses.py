@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from typing import Any, get_type_hints
 
 import httpx
 import openai
 import pytest
-from openai.types.responses import response_create_params
+from openai.types.responses import ResponseErrorEvent, ResponseFailedEvent, response_create_params
 from test_server_api import Server, ok, refused
 from test_server_tools import CALL, Speaking
 
-from paceline.sequence import FinishReason
+from paceline.sequence import EngineRequest, FinishReason, SequenceDelta
 from paceline.server.responses_api.fields import ResponsesRequest
 
 PATH = "/v1/responses"
@@ -116,6 +117,57 @@ def test_an_answer_that_was_cut_is_incomplete() -> None:
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert answer["output"][0]["status"] == "incomplete"
     assert FinishReason.LENGTH == "length"
+
+
+class Breaking(Speaking):
+    """Fails in the middle of an answer."""
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[SequenceDelta, None]:
+        for text in ("It ", "is "):
+            yield SequenceDelta(request_id=request.request_id, index=0, token_ids=[2], text=text)
+        yield SequenceDelta(request_id=request.request_id, index=0, finish_reason=FinishReason.ERROR, error="NaN.")
+
+
+def test_a_stream_that_fails_says_so_in_events_and_raises_in_the_client() -> None:
+    server = Breaking()
+    *parts, end = post(server, stream=True).text.split("\n\n")
+    assert end == ""  # no [DONE]: OpenAI sends none here
+    lines = [part.split("\n") for part in parts]
+    told = [json.loads(data.removeprefix("data: ")) for _, data in lines]
+    assert [name.removeprefix("event: ") for name, _ in lines] == [event["type"] for event in told]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    error = ResponseErrorEvent.model_validate(told[-2], strict=True)
+    assert (error.type, error.code, error.param) == ("error", "generation_failed", None)
+    assert "NaN" in error.message
+    failed = ResponseFailedEvent.construct(**told[-1]).response  # as the client reads it
+    assert failed.id == told[0]["response"]["id"]
+    assert (failed.status, failed.output_text, failed.output[0].status) == ("failed", "It is ", "incomplete")
+    assert failed.error is not None
+    assert (failed.error.code, failed.error.message) == ("server_error", error.message)
+
+    read = ""
+
+    async def listen(client: openai.AsyncOpenAI) -> None:
+        nonlocal read
+        async for event in await client.responses.create(model="fake", input="hello", stream=True):
+            read += getattr(event, "delta", "")
+
+    with pytest.raises(openai.APIError, match="NaN") as raised:
+        with_client(server, listen)
+    assert (raised.value.code, read) == ("generation_failed", "It is ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"input": 5}, "'input' is wrong: input should be a valid string or a valid list."),
+        ({"input": [{"role": "user", "content": 5}]}, "'input[0].content' is wrong: input should be a valid string or"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": 5}]}]}, "should be a valid string."),
+        ({"tool_choice": 5}, "input should be 'none', 'auto' or 'required' or a valid object."),
+    ],
+)
+def test_what_may_be_one_of_several_kinds_is_told_as_such(fields: dict[str, Any], words: str) -> None:
+    assert words in refused(post(Server(), **fields))["message"]
 
 
 @pytest.mark.parametrize(

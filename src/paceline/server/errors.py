@@ -28,6 +28,9 @@ _UNION_MEMBERS = frozenset({  # pydantic puts their names into the path of a fie
     "InputMessage", "InputCall", "InputResult", "list[InputText]", "list[TextPart]",
 })  # fmt: skip
 
+_SHOULD_BE, _AN_OBJECT = "Input should be ", "a valid dictionary or object to extract fields from"  # pydantic's
+_MOST = 2000  # characters of a message
+
 CLIENT_GONE = 499  # nobody reads this answer; the number is for the access log
 
 
@@ -116,7 +119,12 @@ def error_body(error: BaseException) -> tuple[int, dict[str, Any]]:
 
 
 def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return {"error": {"message": _cut(message, _MOST), "type": kind, "param": param and _cut(param, 200), "code": code}}
+
+
+def _cut(text: str, most: int) -> str:
+    """Whatever a request names is quoted in part: an answer of megabytes helps nobody."""
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def error_response(error: BaseException, headers: Mapping[str, str] | None = None) -> Response:
@@ -172,7 +180,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = _most_precise(error.errors())
+    errors = error.errors()
+    first = _most_precise(errors)
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidRequestError):
         return await _on_error(request, _located(cause, first["loc"]))
@@ -183,7 +192,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
         )
     if len(first["loc"]) < 2:
         return json_response(_body(_whole_body_message(request), "invalid_request_error", None, None), 400)
-    param, message = _field_message(first)
+    param, message = _field_message(first, _alternatives(errors, first))
     return json_response(_body(message, "invalid_request_error", param, None), 400)
 
 
@@ -208,7 +217,19 @@ def _whole_body_message(request: Request) -> str:
     return "The body must be a JSON object."
 
 
-def _field_message(error: Mapping[str, Any]) -> tuple[str, str]:
+def _alternatives(errors: Sequence[Mapping[str, Any]], chosen: Mapping[str, Any]) -> str:
+    """What the field should be; where it may be one of several kinds, all of them."""
+    depth, path = len(chosen["loc"]), _path(chosen["loc"])
+    same = (error for error in errors if len(error["loc"]) == depth and _path(error["loc"]) == path)
+    kinds = dict.fromkeys(
+        str(error["msg"]).removeprefix(_SHOULD_BE).replace(_AN_OBJECT, "a valid object")
+        for error in same
+        if str(error["msg"]).startswith(_SHOULD_BE)
+    )
+    return _SHOULD_BE + " or ".join(kinds) if kinds else str(chosen["msg"])
+
+
+def _field_message(error: Mapping[str, Any], wrong: str) -> tuple[str, str]:
     """The field's name as OpenAI writes it, messages[0].content, and what is wrong with it."""
     location = error["loc"][1:-2] if error["loc"][-1] == "[key]" else error["loc"][1:]  # a key is no field
     param = _path(location)
@@ -216,7 +237,7 @@ def _field_message(error: Mapping[str, Any]) -> tuple[str, str]:
         return param, f"Missing required field '{param}'."
     if error["type"] == "extra_forbidden":
         return param, f"Unknown field '{param}'."
-    message = str(error["msg"]).removeprefix("Value error, ")
+    message = wrong.removeprefix("Value error, ")
     return param, f"'{param}' is wrong: {message[:1].lower()}{message[1:]}."
 
 

@@ -3,7 +3,7 @@
 Contract
 - Work stops as soon as the client hangs up, which aborts its requests in the engine (p43).
 - A stream's status line is sent with its first event, so that a refused request gets its 400 and not a stream.
-- A fault after that is one event with OpenAI's error body, then [DONE].
+- A fault after that is one event with OpenAI's error body, then [DONE]; an endpoint may have a form of its own.
 - When the server stops, work in progress meets ShuttingDownError, which is such a fault.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -27,11 +27,16 @@ logger = logging.getLogger(__name__)
 
 DONE = b"data: [DONE]\n\n"
 Events = AsyncGenerator[bytes, None]
+Fault = Callable[[Exception], bytes]  # the last events of a stream that an error ended
 T = TypeVar("T")
 
 
 def event(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def fault_event(error: Exception) -> bytes:
+    return event(error_body(error)[1]) + DONE
 
 
 async def while_connected(receive: Receive, requests: Requests, work: Coroutine[Any, Any, T]) -> T:
@@ -55,14 +60,14 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def open_stream(request: Request, requests: Requests, events: Events) -> Response:
+async def open_stream(request: Request, requests: Requests, events: Events, fault: Fault = fault_event) -> Response:
     """Wait for the first event; what goes wrong before it is an ordinary error response."""
     try:
         first = await while_connected(request.receive, requests, _first(events))
     except BaseException:
         await events.aclose()
         raise
-    return EventStream(first, events, requests)
+    return EventStream(first, events, requests, fault)
 
 
 async def _first(events: Events) -> bytes:
@@ -72,12 +77,13 @@ async def _first(events: Events) -> bytes:
 class EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, rest: Events, requests: Requests) -> None:
+    def __init__(self, first: bytes, rest: Events, requests: Requests, fault: Fault) -> None:
         self.status_code = 200
         self.background = None
         self._first = first
         self._rest = rest
         self._requests = requests
+        self._fault = fault
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +95,7 @@ class EventStream(Response):
             except ClientGoneError:
                 return
             except ShuttingDownError as error:
-                await _send_fault(send, error)
+                await self._send_fault(send, error)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_rest(self, send: Send) -> None:
@@ -99,8 +105,7 @@ class EventStream(Response):
         except Exception as error:
             if not isinstance(error, PacelineError | RequestFailedError):
                 logger.exception("A stream failed.")
-            await _send_fault(send, error)
+            await self._send_fault(send, error)
 
-
-async def _send_fault(send: Send, error: Exception) -> None:
-    await send({"type": "http.response.body", "body": event(error_body(error)[1]) + DONE, "more_body": True})
+    async def _send_fault(self, send: Send, error: Exception) -> None:
+        await send({"type": "http.response.body", "body": self._fault(error), "more_body": True})

@@ -37,6 +37,11 @@ class Output:
         events = [] if self.items else self._open_message()
         return events + self._close(status)
 
+    def abandon(self) -> None:
+        """An error ended the answer: what was being written stays as it is."""
+        if self._is_open:
+            self.items[-1]["status"] = "incomplete"
+
     def _add_text(self, text: str) -> list[Json]:
         is_message = self._is_open and self.items[-1]["type"] == "message"
         events = [] if is_message else self._open_message()

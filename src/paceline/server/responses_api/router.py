@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from paceline.errors import InvalidRequestError
-from paceline.server.errors import json_response
+from paceline.server.errors import error_body, json_response
 from paceline.server.generation import Generation
 from paceline.server.json_body import JsonRoute
 from paceline.server.responses import metrics
@@ -43,7 +43,7 @@ def responses_router(state: ServerState) -> APIRouter:
                 request.scope, answer.name, [prompt], params, priority=body.priority, cache_salt=chat.cache_salt
             )
             if body.stream:
-                return await open_stream(request, state.requests, answer.events(generation))
+                return await open_stream(request, state.requests, answer.events(generation), answer.fault)
             return json_response(await while_connected(request.receive, state.requests, answer.complete(generation)))
         except InvalidRequestError as error:
             named = "input" if error.param == "prompt" else error.param
@@ -60,6 +60,7 @@ class _Answer:
         self._parser = state.tool_parser(plan) if plan else None
         self._output = Output((plan.form if plan else HERMES).new_id)
         self._number = 0
+        self._generation: Generation | None = None  # whose events are sent
         self.name = f"resp_{uuid.uuid4().hex}"
 
     async def complete(self, generation: Generation) -> Json:
@@ -70,6 +71,7 @@ class _Answer:
         return self._response(status, generation)
 
     async def events(self, generation: Generation) -> Events:
+        self._generation = generation
         reason = None
         is_begun = False
         async with aclosing(generation.deltas()) as deltas:
@@ -85,6 +87,22 @@ class _Answer:
         for made in [*self._output.take(self._last_pieces()), *self._output.finish(status)]:
             yield self._event(made)
         yield self._event({"type": f"response.{status}", "response": self._response(status, generation)})
+
+    def fault(self, error: Exception) -> bytes:
+        """An error in the middle of a stream: what went wrong, and the end of the response, which `error` is not.
+
+        The fields of `error` are OpenAI's; the object "error" beside them is what makes its clients raise.
+        """
+        status, body = error_body(in_own_words(error) if isinstance(error, InvalidRequestError) else error)
+        told = body["error"]
+        self._output.abandon()
+        response = self._response("failed", self._generation)
+        code = "invalid_prompt" if status == 400 else "server_error"  # of those that OpenAI's type allows
+        response["error"] = {"code": code, "message": told["message"]}
+        flat = {name: told[name] for name in ("code", "message", "param")}
+        return self._event({"type": "error", **flat, "error": told}) + self._event(
+            {"type": "response.failed", "response": response}
+        )
 
     def _pieces(self, text: str) -> list[Piece]:
         if self._parser is not None:
