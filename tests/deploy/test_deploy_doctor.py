@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 from dataclasses import dataclass, field
@@ -161,6 +162,16 @@ def reconfigure(model: Path, **changes: Any) -> None:
     (model / "config.json").write_text(json.dumps(CONFIG | changes))
 
 
+def drop(model: Path, pattern: str) -> None:
+    for file in model.glob(pattern):
+        file.unlink()
+
+
+def pipe(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+
+
 def garbled() -> bytes:
     """As long as it says, and no JSON."""
     return (16).to_bytes(8, "little") + b"x" * 16
@@ -172,7 +183,14 @@ def garbled() -> bytes:
         ("missing", None, "/models/m does not exist"),
         ("a file", lambda m: None, "is no directory"),
         ("no config", lambda m: (m / "config.json").unlink(), "holds no config.json, but"),
-        ("no weights", lambda m: [f.unlink() for f in m.glob("*.safetensors")], "no safetensors weights"),
+        ("not begun", lambda m: drop(m, "*.safetensors"), "2 of its files are missing"),
+        ("no weights", lambda m: drop(m, "model*"), "its download has not ended"),
+        ("pickled", lambda m: (drop(m, "model*"), (m / "a.bin").touch()), "holds no safetensors weights, but a.bin"),
+        ("partly", lambda m: (drop(m, "model*"), (m / "a.bin").touch(), (m / "b.part").touch()), "has not ended"),
+        ("a pipe as config", lambda m: pipe(m / "config.json"), "config.json is no plain file"),
+        ("a pipe as index", lambda m: pipe(m / "model.safetensors.index.json"), "index.json is no plain file"),
+        ("a pipe as weights", lambda m: pipe(m / "model-0.safetensors"), "model-0.safetensors is no plain file"),
+        ("a folder as weights", lambda m: (m / "x.safetensors").mkdir(), "x.safetensors is no plain file"),
         ("one shard", lambda m: (m / "model-1.safetensors").unlink(), "1 of its files are missing (model-1"),
         ("broken index", lambda m: (m / "model.safetensors.index.json").write_text("{"), "incomplete"),
         ("empty file", lambda m: (m / "model-0.safetensors").write_text(""), "model-0.safetensors is empty"),
@@ -211,6 +229,16 @@ def test_no_cut_off_file_of_weights_passes(cut: int, tmp_path_factory: pytest.Te
     assert safetensors_problem(file) is None
     file.write_bytes(WEIGHTS[:cut])
     assert safetensors_problem(file) is not None
+
+
+def test_names_that_no_file_can_have(root: Path) -> None:
+    name = "a" * 5000
+    system = machine(root, environment={"HOME": f"/{name}"})
+    for check, wanted in (("model", {"models": (Path("/models") / name,)}), ("permissions", {})):
+        lines = wrong(look(system, check, **wanted))
+        assert len(lines) == 1
+        assert "name too long" in lines[0].lower()
+        assert name not in lines[0]
 
 
 def test_vllm_runs_more_architectures(root: Path) -> None:

@@ -136,7 +136,7 @@ def check(
     if files.count(Path("-")) > 1:
         raise ConfigurationError("- is given twice, and standard input can be read once.")
     report = check_files(files, kubernetes_version=kubernetes_version, crds=crds, previous=previous)
-    refused = server_dry_run(files, context) if server else []
+    refused = server_dry_run(files, context, hidden=report.hidden) if server else []
     show_notes(report.notes)
     _show_report(report, refused)
     wrong = report.count("error") + len(refused) + (report.count("warning") if strict else 0)

@@ -34,6 +34,7 @@ _SET_ELSEWHERE = {
     "api_key": "secrets.api_key",
     "api_keys": "secrets.api_key",
     "api_key_file": "secrets.api_key",
+    "hf_token": "secrets.hub_token",
 }
 # Said by the manifests themselves; the probes, the Service and the route would not follow another value.
 _FIXED = {

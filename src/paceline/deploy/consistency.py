@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.arguments.served_names import wrong_served_name
-from paceline.deploy.check.secrets import token_in
 from paceline.deploy.check.walk import texts
 from paceline.deploy.command import NO_DRAFT_METHODS
 from paceline.deploy.known_shapes import split_problems
 from paceline.deploy.quantity import to_bytes
+from paceline.deploy.secrecy import token_in
 from paceline.deploy.served_names import TEMPLATE_NAMES, passes_template
 from paceline.deploy.target import VLLM_VERSION, Target, same_version, version_in_tag
 from paceline.errors import ConfigurationError

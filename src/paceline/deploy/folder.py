@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from paceline.deploy.render import Rendered
+from paceline.deploy.secrecy import nothing_secret_in_errors, redacted
 from paceline.deploy.strict_yaml import StrictLoader, in_words
 from paceline.deploy.swap import swap_files
 from paceline.deploy.write import HEADER, as_yaml
@@ -48,6 +49,11 @@ def write_files(rendered: Rendered, folder: Path) -> Written:
     Raises ConfigurationError, with the folder as it was, when anything cannot be written or would replace what is not
     ours.
     """
+    with nothing_secret_in_errors():
+        return _write(rendered, folder)
+
+
+def _write(rendered: Rendered, folder: Path) -> Written:
     files = rendered.files()
     kustomization: dict[str, Any] = {**_OURS, "resources": list(files)}
     texts = {name: HEADER + as_yaml(manifest) for name, manifest in files.items()}
@@ -68,10 +74,11 @@ def _stays(folder: Path, earlier: _Earlier, known: set[str]) -> Sequence[str]:
     there = [name for name in kept if os.path.lexists(folder / name)]
     if not there:
         return []
-    return [
+    said = (
         f"{folder / KUSTOMIZATION} named {', '.join(there)}, of which the record of its last rendering knows nothing: "
         f"left as it is, and no longer named there. To have it applied, {_INSTEAD}."
-    ]
+    )
+    return [redacted(said)]
 
 
 def _earlier(folder: Path) -> _Earlier:

@@ -17,6 +17,7 @@ from paceline.deploy.platforms.kserve import inference_service, serving_runtime
 from paceline.deploy.platforms.kserve_llm import llm_inference_service
 from paceline.deploy.platforms.kubernetes import deployment
 from paceline.deploy.pod import Json
+from paceline.deploy.secrecy import nothing_secret_in_errors, redacted, secrets_of
 from paceline.deploy.target import Target
 from paceline.deploy.values import Platform, Runtime, Values
 
@@ -34,6 +35,13 @@ class Rendered:
 
 def render(values: Values, platform: Platform, runtime: Runtime) -> Rendered:
     """Raises ConfigurationError where the values contradict each other or ask for what the runtime cannot do."""
+    secrets = secrets_of(values.model_dump())
+    with nothing_secret_in_errors(secrets):
+        rendered = _render(values, platform, runtime)
+    return Rendered(rendered.manifests, tuple(redacted(note, secrets) for note in rendered.notes))
+
+
+def _render(values: Values, platform: Platform, runtime: Runtime) -> Rendered:
     target = Target(values, platform, runtime)
     check_consistency(target)
     server = server_command(target)

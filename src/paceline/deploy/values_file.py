@@ -10,8 +10,8 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from paceline.deploy.check.secrets import token_in
 from paceline.deploy.presets import preset_values
+from paceline.deploy.secrecy import HIDDEN, masked, nothing_secret_in_errors
 from paceline.deploy.strict_yaml import StrictLoader, in_words
 from paceline.deploy.values import IN_WORDS, Runtime, Values
 from paceline.errors import ConfigurationError, did_you_mean
@@ -23,8 +23,13 @@ def load_values(
     file: Path | None, runtime: Runtime, preset: str | None = None, overrides: Mapping[str, Any] | None = None
 ) -> Values:
     """The preset, then the file, then `overrides` (from the command line); a mapping is merged key by key."""
+    with nothing_secret_in_errors():
+        return _load(file, runtime, preset, overrides or {})
+
+
+def _load(file: Path | None, runtime: Runtime, preset: str | None, overrides: Mapping[str, Any]) -> Values:
     merged: dict[str, Any] = {}
-    for layer in (preset_values(preset, runtime) if preset else {}, read_yaml(file) if file else {}, overrides or {}):
+    for layer in (preset_values(preset, runtime) if preset else {}, read_yaml(file) if file else {}, overrides):
         merged = merge(merged, layer)
     if not merged:
         raise ConfigurationError("No values: give a file, or a preset with --preset.")
@@ -77,6 +82,7 @@ def _in_words(problem: Mapping[str, Any], content: Mapping[str, Any]) -> str:
         return f"'{name}' is missing.{f' It must {_IMAGE_HINT}.' if name == 'image' else ''}"
     if path[-1] == "[key]":
         name = f"{'.'.join(path[:-2])}: the key"
+    shown = _shown(path, problem["input"])
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "string_pattern_mismatch":
         kind = next((words for pattern, words in IN_WORDS.items() if pattern == problem["ctx"]["pattern"]), None)
@@ -89,12 +95,24 @@ def _in_words(problem: Mapping[str, Any], content: Mapping[str, Any]) -> str:
     if problem["type"] == "int_type" and str(problem["input"]).lstrip("-").isdecimal():
         message = f"{message}; write it without quotes"
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float | datetime.date):
-        message = f'{message}; write it in quotes, such as {path[-1]}: "{problem["input"]}"'
-    given = repr(problem["input"])
-    shown = given if len(given) <= 80 else f"{given[:60]}… ({len(given)} characters)"
-    if token_in(given) or (path[0] == "secrets" and problem["type"] == "model_type"):  # a secret itself
-        shown = "…"
+        message = f"{message}; write it in quotes{_in_quotes(path[-1], problem['input'], shown)}"
     return f"{name}={shown}: {message[:1].lower()}{message[1:]}."
+
+
+def _shown(path: list[str], given: Any) -> str:
+    if path[0] == "secrets" and not isinstance(given, dict):  # perhaps a secret itself
+        return HIDDEN
+    ((_, value),) = masked({path[-1]: given}).items()  # a name may say that it is one
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}… ({len(text)} characters)"
+
+
+def _in_quotes(key: str, given: Any, shown: str) -> str:
+    if HIDDEN in shown:
+        return ""
+    if isinstance(given, float):  # 0.20 has been read as 0.2
+        return ", with all its digits: a number loses its last zeros"
+    return f', such as "{given}"' if key.isdigit() else f', such as {key}: "{given}"'
 
 
 def _keys_at(path: list[str]) -> list[str]:

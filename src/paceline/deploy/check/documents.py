@@ -16,6 +16,7 @@ import yaml
 from paceline.deploy.check import kustomize
 from paceline.deploy.check.findings import Document
 from paceline.deploy.check.kustomize import SUFFIXES
+from paceline.deploy.secrecy import masked, secrets_of
 from paceline.deploy.strict_yaml import DEEPEST, StrictLoader, in_words
 from paceline.errors import ConfigurationError
 
@@ -83,10 +84,11 @@ def _folder(folder: Path) -> Iterator[Document]:
     for content in kustomize.with_kind(load_objects(file)) if file else []:
         wrong = list(kustomize.kustomization_findings(file, content)) if file else []
         if wrong:
-            yield Document(str(file), content)
+            yield Document(str(file), masked(content), content)
         if kustomize.is_overlay(folder, content):
             if not any(finding.level == "error" for finding in wrong):
-                yield from _documents(parse_objects(kustomize.build(folder), ""), f"{folder} (built)", is_built=True)
+                built = parse_objects(kustomize.build(folder, secrets_of(content)), "")
+                yield from _documents(built, f"{folder} (built)", is_built=True)
             return
     for entry in sorted(folder.iterdir()):
         if entry.is_dir():
@@ -108,4 +110,4 @@ def _documents(objects: Sequence[Any], name: str, *, is_built: bool = False) -> 
             if not isinstance(item, dict) or not all(isinstance(item.get(key), str) for key in ("apiVersion", "kind")):
                 raise ConfigurationError(f"{name} holds what is no Kubernetes object: no apiVersion and kind.")
             if not kustomize.is_kustomization(item):
-                yield Document(name, item, is_built)
+                yield Document(name, masked(item), item, is_built)

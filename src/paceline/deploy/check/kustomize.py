@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.deploy.check.findings import Finding, error, warning
+from paceline.deploy.check.secrets import generator_findings
+from paceline.deploy.secrecy import redacted
 from paceline.errors import ConfigurationError
 
 NAMES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
@@ -44,6 +46,7 @@ def kustomization_findings(file: Path, content: dict[str, Any]) -> Iterator[Find
     folder = file.parent
     for field, name in _missing(folder, content):
         yield error(f"$.{field}", f"'{name}' is not there.")
+    yield from generator_findings(content)
     if is_overlay(folder, content):
         return
     named = {(folder / str(name)).resolve() for name in _list(content.get("resources"))} | {file.resolve()}
@@ -92,8 +95,9 @@ def _is_remote(name: str) -> bool:
     return "://" in name or name.startswith("git@") or name.startswith("github.com/") or "?ref=" in name
 
 
-def build(folder: Path) -> str:
-    """The manifests that the kustomization makes. Raises ConfigurationError where it cannot be built here."""
+def build(folder: Path, hidden: Collection[str]) -> str:
+    """The manifests that the kustomization makes. Raises ConfigurationError, without what is `hidden`, where it cannot
+    be built here."""
     command = _builder()
     if command is None:
         raise ConfigurationError(
@@ -105,7 +109,7 @@ def build(folder: Path) -> str:
     except subprocess.TimeoutExpired:
         raise ConfigurationError(f"{folder}: {' '.join(command)} did not end within 2 minutes.") from None
     if done.returncode != 0:
-        said = " ".join(done.stderr.split())[-400:]
+        said = " ".join(redacted(done.stderr, hidden).split())[-400:]
         raise ConfigurationError(f"{folder} cannot be built: {' '.join(command)}: {said}")
     return done.stdout
 

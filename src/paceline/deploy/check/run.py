@@ -25,6 +25,8 @@ from paceline.deploy.check.secrets import missing_secrets, reference_findings, s
 from paceline.deploy.check.server_commands import command_findings
 from paceline.deploy.check.services import selection_findings
 from paceline.deploy.check.together import change_findings, together_findings, volumes_of_runtime
+from paceline.deploy.secrecy import nothing_secret_in_errors, secrets_of
+from paceline.errors import ConfigurationError
 
 # Custom resources whose fields have the meaning that they have in Kubernetes' own kinds.
 _LIKE_BUILTIN = (
@@ -42,10 +44,22 @@ def check_files(
     previous: Path | None = None,
 ) -> Report:
     """Raises ConfigurationError where files cannot be read or hold no manifests."""
+    with nothing_secret_in_errors():
+        try:
+            return _check(paths, kubernetes_version, crds, previous)
+        except OSError as fault:  # a name that no file can have, a folder that may not be looked into
+            name = str(fault.filename)[:100]
+            raise ConfigurationError(f"Cannot read {name}: {fault.strerror or fault}.") from None
+
+
+def _check(paths: Sequence[Path], kubernetes_version: str, crds: Path | None, previous: Path | None) -> Report:
     documents = read_documents(paths)
     schemas = CrdSchemas.read(crds) if crds else None
     before = [each for each in read_documents([previous]) if _is_readable(each)] if previous else []
-    report = Report(num_documents=sum(not is_kustomization(document.content) for document in documents))
+    report = Report(
+        num_documents=sum(not is_kustomization(document.content) for document in documents),
+        hidden=frozenset().union(*(secrets_of(document.original) for document in documents)),
+    )
     unchecked: set[str] = set()
     objects = [document for document in documents if not is_kustomization(document.content)]
     alone = {id(document): _collect(_alone(document)) for document in objects}
@@ -53,12 +67,12 @@ def check_files(
     sound = [document for document in objects if alone[id(document)].is_shaped and _is_readable(document)]
     for document in documents:
         if is_kustomization(document.content):
-            report.add(document, list(kustomization_findings(Path(document.file), document.content)))
+            report.add(document, list(kustomization_findings(Path(document.file), document.original)))
             continue
         found = [*_schema_findings(document, kubernetes_version, schemas, unchecked)]
         others = sound if any(other is document for other in sound) else [*sound, document]
         report.add(document, found + _told(document, alone[id(document)], _collect(_among(document, others, before))))
-    report.notes += _notes(unchecked, schemas) + _notes_on_surroundings(sound)
+    report.note(*_notes(unchecked, schemas), *_notes_on_surroundings(sound))
     return report
 
 
@@ -130,7 +144,7 @@ def _alone(document: Document) -> Iterator[Iterable[Finding]]:
         yield command_findings(pod)
     yield engine_findings(content)
     yield kserve_findings(content)
-    yield secret_findings(content)
+    yield secret_findings(document.original)
     yield promql_findings(content)
 
 

@@ -1,38 +1,28 @@
 """Secrets that stand in a manifest instead of their names, and names of Secrets that are not there.
 
-What is found is never printed: a check's output ends in logs of a build.
+What is found is never printed: a check's output ends in logs of a build (deploy/secrecy.py).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+import base64
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from paceline.deploy.check.findings import Document, Finding, Json, error, warning
 from paceline.deploy.check.pod_specs import command_words, containers, pod_specs
 from paceline.deploy.check.walk import texts
+from paceline.deploy.secrecy import SECRET_OPTIONS, is_reference, is_secret_name, token_in
 from paceline.errors import did_you_mean
 
-_TOKENS = {
-    "a token of Hugging Face": re.compile(r"(?<![A-Za-z0-9_])hf_[A-Za-z0-9]{16,}"),
-    "a token of GitHub": re.compile(r"(?<![A-Za-z0-9_])(gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{30,})"),
-    "a key of OpenAI's form": re.compile(r"(?<![A-Za-z0-9_-])sk-[A-Za-z0-9_-]{20,}"),
-    "a key of AWS": re.compile(r"(?<![A-Za-z0-9])(AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
-    "a key of NGC": re.compile(r"(?<![A-Za-z0-9_])nvapi-[A-Za-z0-9_-]{20,}"),
-    "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----"),
-}
-_SECRET_NAMES = re.compile(r"(?i)(^|_)(token|password|passwd|secret|secret_access_key|api_?keys?)$")
-_SECRET_OPTIONS = ("--api-key", "--hf-token")
 _INSTEAD = "put it into a Secret, name that in valueFrom.secretKeyRef, and make a new one: this one has been seen"
-
-
-def token_in(text: str) -> str | None:
-    return next((what for what, pattern in _TOKENS.items() if pattern.search(text)), None)
+_IN_FILES = "keep it out of files, and make a new one: this one has been seen"
 
 
 def secret_findings(content: Json) -> Iterator[Finding]:
+    """Of an object as it stands in its file, and not masked."""
     if content.get("kind") == "Secret":
+        yield from _of_secret(content)
         return
     told = set()
     for path, text in texts(content):
@@ -40,22 +30,63 @@ def secret_findings(content: Json) -> Iterator[Finding]:
         if what is not None:
             told.add(path)
             yield error(path, f"holds {what}: {_INSTEAD}.")
+    if content.get("kind") == "ConfigMap":
+        yield from _of_config_map(content, told)
     for pod in pod_specs(content):
         for path, container in containers(pod.spec):
             yield from _by_name(f"{pod.path}{path}", container, told)
 
 
-def _by_name(place: str, container: Json, told: set[str]) -> Iterator[Finding]:
+def generator_findings(kustomization: Json) -> Iterator[Finding]:
+    """Literals of kustomize's generators."""
+    for field in ("secretGenerator", "configMapGenerator"):
+        generators = kustomization.get(field)
+        for at, generator in enumerate(generators if isinstance(generators, list) else []):
+            literals = generator.get("literals") if isinstance(generator, dict) else None
+            for index, literal in enumerate(literals if isinstance(literals, list) else []):
+                name, _, value = str(literal).partition("=")
+                what = token_in(str(literal)) or (f"'{name}'" if is_secret_name(name) and value else None)
+                if what is not None:
+                    yield warning(f"$.{field}[{at}].literals[{index}]", f"holds {what}: {_IN_FILES}.")
+
+
+def _of_secret(content: Json) -> Iterator[Finding]:
+    for field in ("data", "stringData"):
+        for name, value in (content.get(field) or {}).items():
+            text = _decoded(value) if field == "data" else value
+            if text is None:
+                yield error(f"$.{field}.{name}", "is no base64: give it under stringData as it is, or encode it.")
+            what = token_in(str(value)) or token_in(str(text))
+            if what is not None:
+                yield warning(f"$.{field}.{name}", f"holds {what}, and base64 hides nothing: {_IN_FILES}.")
+
+
+def _decoded(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return ""  # said by its schema
+    try:
+        return base64.b64decode("".join(value.split()), validate=True).decode(errors="replace")
+    except ValueError:
+        return None
+
+
+def _of_config_map(content: Json, told: Collection[str]) -> Iterator[Finding]:
+    for name, value in (content.get("data") or {}).items():
+        path = f"$.data.{name}"
+        if path not in told and is_secret_name(name) and value and not is_reference(str(value)):
+            yield warning(path, f"'{name}' stands in a ConfigMap for all to read: {_INSTEAD}.")
+
+
+def _by_name(place: str, container: Json, told: Collection[str]) -> Iterator[Finding]:
     for index, variable in enumerate(container.get("env") or []):
-        where, value = f"{place}.env[{index}]", variable.get("value")
-        is_reference = re.fullmatch(r"(\$\([^)]*\))*", str(value or "")) is not None
-        if not is_reference and f"{where}.value" not in told and _SECRET_NAMES.search(str(variable.get("name"))):
+        where, value = f"{place}.env[{index}]", str(variable.get("value") or "")
+        if not is_reference(value) and f"{where}.value" not in told and is_secret_name(variable.get("name")):
             yield warning(where, f"'{variable['name']}' stands here for all to read: {_INSTEAD}.")
     words = command_words(container)
     for index, word in enumerate(words):
         option, equals, value = word.partition("=")
         given = value if equals else (words[index + 1] if index + 1 < len(words) else "")
-        if option in _SECRET_OPTIONS and given and not given.startswith("$("):
+        if option in SECRET_OPTIONS and given and not given.startswith("$("):
             yield warning(place, f"{option} stands here for all to read: {_INSTEAD}.")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+from paceline.deploy.secrecy import redacted
 from paceline.errors import ConfigurationError
 
 Run = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
@@ -22,8 +23,10 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-def server_dry_run(paths: Sequence[Path], context: str | None = None, run: Run = _run) -> list[str]:
-    """What the cluster says against the files, a line each; empty when it would take them.
+def server_dry_run(
+    paths: Sequence[Path], context: str | None = None, run: Run = _run, hidden: Collection[str] = ()
+) -> list[str]:
+    """What the cluster says against the files, a line each, without what is `hidden`; empty when it would take them.
 
     Raises ConfigurationError where there is no kubectl or no answer.
     """
@@ -38,7 +41,7 @@ def server_dry_run(paths: Sequence[Path], context: str | None = None, run: Run =
         done = run(command)
     except subprocess.TimeoutExpired:
         raise ConfigurationError("The cluster did not answer within 5 minutes.") from None
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    lines = [line for line in redacted(done.stderr, hidden).splitlines() if line.strip()]
     if done.returncode == 0:
         return []
     if any(sign in done.stderr for sign in _NO_ANSWER):

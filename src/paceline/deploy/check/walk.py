@@ -32,7 +32,7 @@ def fields(value: Any, path: str = "$", within: str = "") -> Iterator[Field]:
 
 
 def texts(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
-    """(path, text) of every text of an object, all of it."""
+    """(path, text) of every text of an object, all of it; keys are texts at the place of what they hold."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, list | tuple):
@@ -40,4 +40,6 @@ def texts(value: Any, path: str = "$") -> Iterator[tuple[str, str]]:
             yield from texts(item, f"{path}[{index}]")
     elif isinstance(value, dict):
         for name, item in value.items():
+            if isinstance(name, str):
+                yield f"{path}.{name}", name
             yield from texts(item, f"{path}.{name}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.deploy.doctor.findings import Finding, Wanted, error, ok, warning
 from paceline.deploy.doctor.models import model_findings
 from paceline.deploy.doctor.system import GpuQueryError, System
+from paceline.deploy.secrecy import redacted
 
 Check = Callable[[Wanted, System], list[Finding]]
 
@@ -17,7 +19,22 @@ _TAKEN_SHARE = 0.1  # of a GPU's memory; a driver alone takes less
 
 def diagnose(wanted: Wanted, system: System, only: Sequence[str] = ()) -> list[Finding]:
     """`only` names checks of CHECKS; without it all are made."""
-    return [finding for name, check in CHECKS.items() if not only or name in only for finding in check(wanted, system)]
+    wished = {name: check for name, check in CHECKS.items() if not only or name in only}
+    found = [finding for name, check in wished.items() for finding in _look(name, check, wanted, system)]
+    return [replace(finding, message=redacted(finding.message)) for finding in found]
+
+
+def _look(name: str, check: Check, wanted: Wanted, system: System) -> list[Finding]:
+    try:
+        return check(wanted, system)
+    except OSError as fault:  # a name that no file can have, a disk that fails
+        what = str(fault.filename or "")
+        shown = f"{what[:60]}… ({len(what)} characters)" if len(what) > 200 else what
+        return [
+            error(
+                name, f"could not look: {shown}: {fault.strerror or fault}.", "Is the path right, and its volume sound?"
+            )
+        ]
 
 
 def gpu_findings(wanted: Wanted, system: System) -> list[Finding]:

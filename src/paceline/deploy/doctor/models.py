@@ -12,6 +12,8 @@ from paceline.deploy.doctor.system import System
 from paceline.errors import PacelineError
 
 _CHECK = "model"
+_INDEX = "model.safetensors.index.json"
+_AGAIN = "Remove the folder and download the model again."
 _PULL = (
     "Has the download Job ended? kubectl logs -l app.kubernetes.io/component=model-download says; see storage.models "
     "of the values."
@@ -44,20 +46,32 @@ def _problem(path: Path, place: Path, runtime: Runtime) -> Finding | None:
         there = ", ".join(sorted(names)[:5]) or "nothing"
         return error(_CHECK, f"{path} holds no config.json, but {there}.", f"Is it the folder above? {_PULL}")
     weights = {name for name in names if name.endswith(".safetensors")}
-    if not weights:
-        return error(_CHECK, f"{path} holds no safetensors weights.", "Pickled weights are not loaded; convert them.")
+    for name in sorted(names & {"config.json", "tokenizer.json", _INDEX, *weights}):
+        if (place / name).exists() and not (place / name).is_file():  # a pipe would be waited for without end
+            return error(_CHECK, f"{path}/{name} is no plain file.", _AGAIN)
     missing = sorted(_indexed(place) - weights)
     if missing:
         return error(_CHECK, f"{path} is incomplete: {len(missing)} of its files are missing ({missing[0]} …).", _PULL)
+    if not weights:
+        return _no_weights(path, names)
     for name in sorted(names & {"config.json", "tokenizer.json", *weights}):
         wrong = (safetensors_problem if name in weights else json_problem)(place / name)
         if wrong is not None:
-            return error(_CHECK, f"{path}/{name} {wrong}.", "Remove the folder and download the model again.")
+            return error(_CHECK, f"{path}/{name} {wrong}.", _AGAIN)
     if runtime == "paceline" and (unsupported := _unsupported(place)) is not None:
         return error(_CHECK, f"{path}: {unsupported}", "Choose a model that it runs, or --runtime vllm.")
     if "tokenizer.json" not in names:
         return warning(_CHECK, f"{path} has no tokenizer.json.", "A draft may do without; a served model may not.")
     return None
+
+
+def _no_weights(path: Path, names: set[str]) -> Finding:
+    unfinished = sorted(name for name in names if name.endswith((".incomplete", ".part", ".tmp")))
+    pickled = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
+    if pickled and not unfinished:
+        pickles = f"{path} holds no safetensors weights, but {pickled[0]}."
+        return error(_CHECK, pickles, "Pickled weights are not loaded; convert them.")
+    return error(_CHECK, f"{path} holds no weights: its download has not ended, or fetched none.", _PULL)
 
 
 def _unsupported(place: Path) -> str | None:
@@ -73,13 +87,12 @@ def _unsupported(place: Path) -> str | None:
 
 
 def _indexed(place: Path) -> set[str]:
-    index = place / "model.safetensors.index.json"
     try:
-        return set(json.loads(index.read_text())["weight_map"].values())
+        return set(json.loads((place / _INDEX).read_text(encoding="utf-8"))["weight_map"].values())
     except FileNotFoundError:
         return set()
-    except (ValueError, KeyError, AttributeError, TypeError):
-        return {"a readable model.safetensors.index.json"}
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return {f"a readable {_INDEX}"}
 
 
 def _memory(path: Path, size: int, system: System) -> list[Finding]:
