@@ -138,6 +138,7 @@ def test_p42_an_engine_that_makes_no_progress_is_unhealthy(
 ) -> None:
     monkeypatch.setattr("paceline.engine.async_engine._WATCH_SECONDS", 0.05)
     monkeypatch.setattr("paceline.engine.async_engine.STOP_SECONDS", 0.1)
+    monkeypatch.setattr("paceline.engine.async_engine.STUCK_SECONDS", 0.1)
 
     async def body(engine: AsyncEngine) -> None:
         assert engine.is_healthy
@@ -155,6 +156,35 @@ def test_p42_an_engine_that_makes_no_progress_is_unhealthy(
         await asyncio.gather(task, return_exceptions=True)
 
     with_engine(body, "stuck", stall_seconds=1.2)
+
+
+@pytest.mark.parametrize("stuck_before", [False, True])
+def test_an_engine_that_is_stuck_when_it_is_to_end_is_killed_soon_and_the_log_says_so(
+    stuck_before: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop, stuck = (1.0, 0.2) if stuck_before else (0.4, 0.1)
+    monkeypatch.setattr("paceline.engine.async_engine.STOP_SECONDS", stop)
+    monkeypatch.setattr("paceline.engine.async_engine.STUCK_SECONDS", stuck)
+
+    async def body(engine: AsyncEngine) -> None:
+        os.kill(engine.pid, signal.SIGSTOP)
+        if stuck_before:
+            await asyncio.sleep(1.2)
+        began = time.monotonic()
+        await engine.shutdown()
+        assert stuck <= time.monotonic() - began < 5  # the process was not left to go on
+
+    with_engine(body)
+    (line,) = [record.getMessage() for record in caplog.records if "was killed" in record.getMessage()]
+    assert f"did not end within {stuck if stuck_before else stop:g} s" in line
+
+
+def test_an_engine_that_ends_when_asked_is_not_said_to_be_killed(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(engine: AsyncEngine) -> None:
+        assert len(await collect(engine, ask(max_tokens=2))) > 0
+
+    with_engine(body)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ Contract
 - Nothing waits for an engine that is dead. `is_healthy` turns false when it died, or made no progress for
   `stall_seconds` (p42): no report at all, or reports of work at hand without a step or a delta. Then `is_stalled`
   is true, `generate` raises EngineStalledError, and the log says so once, and once when the engine goes on.
-- `shutdown` leaves no process and no file.
+- `shutdown` leaves no process and no file. An engine that does not end within STOP_SECONDS of being asked is killed,
+  one that had not moved for as long before is given STUCK_SECONDS; the log says so.
 
 The endpoints lie in a fresh private directory, so that any number of servers share a host. It is removed as
 soon as both sides are connected: nothing is left behind, however either side ends.
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 STALL_SECONDS = 60.0  # without a report: a step of a healthy engine is far shorter
 STOP_SECONDS = 5.0
+STUCK_SECONDS = 1.0
 _STATS_SECONDS = 2.0
 SECRETS = ("PACELINE_API_KEYS",)  # in the environment, and none of the engine's business
 _WATCH_SECONDS = 0.5  # between two looks at its progress
@@ -179,10 +181,21 @@ class AsyncEngine:
     async def shutdown(self) -> None:
         """End the engine process: ask, then kill; requests in flight fail with EngineDeadError."""
         loading = not self._ready.done()
+        idle_seconds = self._idle_seconds
+        patience = STOP_SECONDS if idle_seconds < STOP_SECONDS else STUCK_SECONDS
         if self._error is None:
             self._send(wire.Shutdown())
             self._fail(EngineDeadError("The engine was shut down."))
-        await self._reap(0.0 if loading else STOP_SECONDS)  # while loading it takes no commands
+        if loading:  # it takes no commands
+            await self._reap(0.0)
+        elif not await self._reap(patience):
+            logger.warning(
+                "The engine (process %d) did not end within %g s of being asked to, and was killed; its last progress "
+                "was %.0f s before that.",
+                self.pid,
+                patience,
+                idle_seconds,
+            )
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -290,13 +303,16 @@ class AsyncEngine:
                 answer.set_exception(EngineDeadError(str(error)))
         self._died.set()
 
-    async def _reap(self, patience: float) -> None:
+    async def _reap(self, patience: float) -> bool:
+        """Whether it ended by itself."""
         try:
             await asyncio.wait_for(self._process.wait(), patience)
+            return True
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+            return False
 
 
 def _how(status: int) -> str:
