@@ -113,6 +113,19 @@ def test_a_wrong_key_file_says_what_is_wrong(tmp_path: Path, text: str | None, w
         ApiKeys.load(file, KEY, "env")
 
 
+def test_all_that_is_wrong_in_a_key_file_is_said_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"alice short\na b c\n{KEY}\nbob pässword-of-sixteen\n")
+    with pytest.raises(ConfigurationError) as caught:
+        ApiKeys.load(file, None, "env")
+    for words in ("line 2: a line is", "the key 'alice' has fewer than 16", "the key 'bob' has characters"):
+        assert words in str(caught.value)
+    file.write_text("short\n" * 10_000)
+    with pytest.raises(ConfigurationError, match=r"the key 'line20' .*; and 9980 more\.$") as caught:
+        ApiKeys.load(file, None, "env")
+    assert "'line21'" not in str(caught.value)
+
+
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every key is compared, by hmac.compare_digest, whichever one matches."""
     compared = []

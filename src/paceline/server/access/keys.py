@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.errors import ConfigurationError
@@ -20,6 +20,7 @@ from paceline.errors import ConfigurationError
 logger = logging.getLogger(__name__)
 
 MIN_LENGTH = 16  # characters; shorter ones can be guessed
+_MOST_PROBLEMS = 20  # that one message tells
 _RELOAD_SECONDS = 5.0  # at most this long does a key that was taken out of the file go on to work
 
 
@@ -99,25 +100,30 @@ def _parse_file(file: Path) -> dict[bytes, str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise ConfigurationError(f"--api-key-file {file} cannot be read: {reason}.") from None
-    entries = []
+    entries, problems = [], []
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue
         if len(words) > 2:
-            raise ConfigurationError(f"{file}, line {number}: a line is a key, or a name and a key.")
-        entries.append((words[0] if len(words) == 2 else f"line{number}", words[-1]))
-    return _named(entries, str(file))
+            problems.append(f"line {number}: a line is a key, or a name and a key")
+        else:
+            entries.append((words[0] if len(words) == 2 else f"line{number}", words[-1]))
+    return _named(entries, str(file), problems)
 
 
-def _named(entries: list[tuple[str, str]], source: str) -> dict[bytes, str]:
-    names: dict[bytes, str] = {}
-    for name, key in entries:
-        if len(key) < MIN_LENGTH:
-            raise ConfigurationError(f"{source}: the key '{name}' has fewer than {MIN_LENGTH} characters.")
-        if not key.isascii() or not key.isprintable():
-            raise ConfigurationError(
-                f"{source}: the key '{name}' has characters that are not visible ASCII, which a header cannot carry."
-            )
-        names[_digest(key)] = name
-    return names
+def _named(entries: list[tuple[str, str]], source: str, problems: Sequence[str] = ()) -> dict[bytes, str]:
+    """Keys by digest. One ConfigurationError says all `problems`, those of the lines and those of the keys."""
+    found = [*problems, *(f"the key '{name}' {wrong}" for name, key in entries if (wrong := _what_is_wrong(key)))]
+    if found:
+        rest = f"; and {len(found) - _MOST_PROBLEMS} more" if len(found) > _MOST_PROBLEMS else ""
+        raise ConfigurationError(f"{source}: {'; '.join(found[:_MOST_PROBLEMS])}{rest}.")
+    return {_digest(key): name for name, key in entries}
+
+
+def _what_is_wrong(key: str) -> str:
+    if len(key) < MIN_LENGTH:
+        return f"has fewer than {MIN_LENGTH} characters"
+    if not key.isascii() or not key.isprintable():
+        return "has characters that are not visible ASCII, which a header cannot carry"
+    return ""
