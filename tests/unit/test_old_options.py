@@ -31,8 +31,10 @@ def config(result: Result) -> dict[str, object]:
 def test_every_old_name_is_an_option_of_its_kind() -> None:
     assert {*SWITCHES, *VALUES} == (GONE.keys() | FLAT.keys()) - {"speculative_model", "num_speculative_tokens"}
     for name in (*SWITCHES, *VALUES):
-        harmless = [*(FOREIGN[name].harmless if name in FOREIGN else ()), *(GONE[name][1] if name in GONE else ())]
-        assert (name in SWITCHES) == any(isinstance(value, bool) for value in harmless), name
+        gone = GONE[name][1] if name in GONE else ()
+        harmless = [*(FOREIGN[name].harmless if name in FOREIGN else ()), *(gone or ())]
+        if harmless or gone is not None:  # else it is left out at any value
+            assert (name in SWITCHES) == any(isinstance(value, bool) for value in harmless), name
 
 
 @pytest.mark.parametrize("name", [*SWITCHES, *VALUES])
@@ -53,7 +55,7 @@ def test_values_reach_the_configuration() -> None:
     assert sent["prompt_lookup_max"] == 3
     sent = config(dry_run(*PAIR, "--speculative-disable-by-batch-size", "32", "--swap-space", "4"))
     assert sent["num_speculative_tokens_per_batch_size"] == [[1, 31, 5], [32, 1_000_000, 0]]
-    assert "computed again" in str(dry_run(*PAIR, "--swap-space", "9").exception)
+    assert "computed again" in dry_run(*PAIR, "--swap-space", "9").output
     assert "json" in str(dry_run(*PAIR, "--guided-decoding-backend", "json").exception)
 
 
@@ -66,3 +68,38 @@ def test_pacelines_own_engine_answers_them_too() -> None:
 
 def test_help_does_not_show_them() -> None:
     assert "swap-space" not in CliRunner().invoke(app, ["serve", "--help"]).output
+
+
+@pytest.mark.parametrize("name", [name for name, (_, harmless) in GONE.items() if harmless is None])
+def test_what_only_tuned_a_part_that_is_gone_is_left_out_at_any_value(name: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    result = dry_run(*PAIR, flag, *(() if name in SWITCHES else ("4096",)))
+    assert result.exit_code == 0, result.exception
+    assert flag not in result.stdout
+    assert f"{name}=" in result.stderr
+    assert "no longer has it" in result.stderr
+
+
+@pytest.mark.parametrize("word", ["none", "None", "NONE"])
+def test_quantization_may_be_the_word_none(word: str) -> None:
+    for words in (("--quantization", word), ("--speculative-model-quantization", word)):
+        result = dry_run(*PAIR, *words)
+        assert result.exit_code == 0, result.exception
+        assert "quantization" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    "option", ["--enable-chunked-prefill", "--trust_remote_code", "--compilation-config.mode", "--no-async-scheduling"]
+)
+def test_an_option_of_vllm_given_directly_is_told_where_it_goes(option: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "org/m", option])
+    assert result.exit_code == 2
+    told = " ".join(result.output.replace("\u2502", " ").split())
+    assert "No such option" in told
+    assert f"--vllm-args '{option} ...'" in told
+
+
+def test_any_other_option_is_guessed_as_before() -> None:
+    result = CliRunner().invoke(app, ["serve", "org/m", "--max-num-seq", "4"])
+    assert "--vllm-args" not in result.output
+    assert "--max-num-seqs" in result.output

@@ -18,6 +18,7 @@ from paceline.runtimes.vllm import VllmCommand, facts_of, translate
 from paceline.runtimes.vllm.facts import FIRST, LAST
 from paceline.runtimes.vllm.fits import check_fit
 from paceline.runtimes.vllm.kinds import READ_FROM, option_kinds, speculative_kinds
+from paceline.runtimes.vllm.nodes import ray_lines
 from paceline.runtimes.vllm.options import RuntimeOptions, check_served, printable_command
 from paceline.runtimes.vllm.reserved import why_reserved
 from paceline.runtimes.vllm.translate import SHARED
@@ -97,7 +98,7 @@ def test_a_value_of_the_wrong_kind(name: str) -> None:
 @pytest.mark.parametrize("version", [f"0.{minor}" for minor in range(FIRST, LAST + 1)])
 def test_a_right_value_of_every_option_passes_in_every_version(version: str) -> None:
     facts = facts_of(version)
-    for name in facts.flags & KINDS.keys():
+    for name in (facts.flags & KINDS.keys()) - {"hf-token"}:  # a secret is refused whatever it is
         kind = KINDS[name]
         with_value = kind["takes"] not in ("none", "on") and "names" not in kind
         value = (right_value(kind),) if with_value else ("ray",) if name == "distributed-executor-backend" else ()
@@ -384,3 +385,44 @@ def test_tokens_of_a_step_against_sequences_and_length() -> None:
     assert made(**sizes)
     assert "at least max_model_len=1024" in refusal("--no-enable-chunked-prefill", **sizes)
     assert "at least max_model_len=1024" in refusal(enable_chunked_prefill=False, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("words", "label", "told"),
+    [
+        ("--max-num-seqs 5", "--vllm-args", "give --max-num-seqs beside --vllm-args"),
+        ("--no-enable-prefix-caching", "--vllm-args", "give --no-enable-prefix-caching beside"),
+        ("--model m", "--vllm-args", "give it as MODEL"),
+        ("--port 9", "--vllm-args", "give --port beside"),
+        ("--max-num-seqs 5", "vllm.args", "set engine.max_num_seqs."),
+        ("--no-enforce-eager", "vllm.args", "set engine.enforce_eager: false"),
+        ("--max-num-seqs 5", "vllm_args", "give it as an argument of its own"),
+        ("--api-key k", "--vllm-args", "--api-key-file, or in the environment, PACELINE_API_KEYS"),
+        ("--hf-token k", "--vllm-args", "put it into the environment, as HF_TOKEN"),
+    ],
+)
+def test_where_it_goes_instead(words: str, label: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        translate({"model": "m"}, facts_of("0.32"), vllm_args=words, args_label=label)
+    assert told in str(error.value)
+    assert "None" not in str(error.value)
+
+
+def test_a_token_is_no_argument_in_python_either() -> None:
+    with pytest.raises(ConfigurationError, match="HF_TOKEN"):
+        translate({"model": "m", "hf_token": "hf_x"}, facts_of("0.32"))
+    translate({"model": "m"}, facts_of("0.32"), vllm_args="--hf-token")  # the one that is stored
+
+
+@pytest.mark.parametrize("port", [80, 6379])
+def test_ray_has_a_port_of_its_own(port: int) -> None:
+    lines = ray_lines(2, port)
+    assert not any(f":{port}" in line or f"port={port}" in line for line in lines)
+    assert len({line[-4:] for line in lines if "ray start" in line}) == 1
+
+
+@pytest.mark.parametrize(("version", "meant"), [("0.2", "0.20"), ("0.3", "0.30"), ("0.4", None), ("0.19", None)])
+def test_a_version_that_has_lost_its_zero(version: str, meant: str | None) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        facts_of(version)
+    assert (f"Did you mean {meant}?" in str(error.value)) == (meant is not None)

@@ -263,9 +263,9 @@ def test_vllms_own_arguments_pass_under_their_names() -> None:
 
 
 def test_unknown_arguments_name_the_nearest_and_all_problems_come_at_once() -> None:
-    told = refusal("0.22.0", model="m", max_modl_len=3, max_num_queued_reqs=4, tensor_parallel_size="two", swap_space=9)
+    told = refusal("0.22.0", model="m", max_modl_len=3, max_num_queued_reqs=4, tensor_parallel_size="two", rope_theta=9)
     assert "4 problems" in told
-    for part in ("'max_model_len'", "it came with 0.29", "tensor_parallel_size='two'", "computed again"):
+    for part in ("'max_model_len'", "it came with 0.29", "tensor_parallel_size='two'", "give hf_overrides"):
         assert part in told
 
 

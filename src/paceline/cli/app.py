@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from paceline.cli.access_options import with_access_options
 from paceline.cli.bench import bench_app
@@ -16,6 +15,7 @@ from paceline.cli.log_options import read_log_options, with_log_options
 from paceline.cli.old_options import with_old_options
 from paceline.cli.options import with_engine_options
 from paceline.cli.plan import plan
+from paceline.cli.serve_command import ServeCommand
 
 app = App(
     no_args_is_help=True,
@@ -70,7 +70,7 @@ def _root(
     pass
 
 
-@app.command(cls=TyperCommand)  # not FiniteCommand: a number that is none is told with everything else
+@app.command(cls=ServeCommand)
 @with_engine_options
 @with_old_options
 @with_access_options

@@ -47,8 +47,9 @@ def minor_version(version: str) -> int:
         raise ConfigurationError(f"'{version}' is not a version of vLLM; give it as 0.32 or 0.32.0.")
     major, minor = int(found[1]), int(found[2])
     if major != 0 or minor < FIRST:
+        meant = f" Did you mean 0.{minor}0?" if major == 0 and FIRST <= 10 * minor <= LAST else ""
         raise ConfigurationError(
-            f"vLLM {version} is not supported: runtime vllm knows {SUPPORTED}. Install one of these."
+            f"vLLM {version} is not supported: runtime vllm knows {SUPPORTED}.{meant or ' Install one of these.'}"
         )
     return minor
 

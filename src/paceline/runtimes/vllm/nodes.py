@@ -47,14 +47,15 @@ def check_nodes(command: VllmCommand, nodes: int) -> None:
         )
 
 
-def ray_lines(nodes: int) -> tuple[str, ...]:
-    """What to run before vLLM, as comments of a shell script; none for one node."""
+def ray_lines(nodes: int, port: int) -> tuple[str, ...]:
+    """What to run before vLLM on `port`, as comments of a shell script; none for one node."""
     if nodes == 1:
         return ()
+    ray_port = RAY_PORT + (port == RAY_PORT)
     others = "the other node" if nodes == 2 else f"each of the {nodes - 1} other nodes"
     return (
         "# Every node needs the same vLLM with Ray (pip install ray), and the models at the same paths.",
-        f"# 1. On this node:        ray start --head --port={RAY_PORT}",
-        f"# 2. On {others}:   ray start --address=ADDRESS_OF_THIS_NODE:{RAY_PORT}",
+        f"# 1. On this node:        ray start --head --port={ray_port}",
+        f"# 2. On {others}:   ray start --address=ADDRESS_OF_THIS_NODE:{ray_port}",
         "# 3. On this node, when `ray status` shows all GPUs:",
     )

@@ -56,7 +56,7 @@ def printable_command(
     check_fit(command)
     command = _reporting(command, facts)
     text = command.shell(installation.launcher if installation else None)
-    return command, "\n".join([*ray_lines(options.nodes), text])
+    return command, "\n".join([*ray_lines(options.nodes, port), text])
 
 
 def runnable_command(

@@ -28,7 +28,7 @@ def read_raw(
     found: list[str] = []
     options = _options(text, found)
     for name in dict.fromkeys(name.partition(".")[0] for name, _ in options):
-        found += _no_such_option(name, shared, facts)
+        found += _no_such_option(name, shared, facts, label)
     for option in options:
         wrong = wrong_value(option, facts.kinds)
         if wrong is not None and why_reserved(option[0], shared) is None:
@@ -63,9 +63,9 @@ def _is_short_option(word: str) -> bool:
     return len(word) > 1 and word[0] == "-" and word[1].isalpha()
 
 
-def _no_such_option(name: str, shared: frozenset[str], facts: VllmFacts) -> Iterator[str]:
+def _no_such_option(name: str, shared: frozenset[str], facts: VllmFacts, label: str) -> Iterator[str]:
     argument = name.replace("-", "_")
-    if (why := why_reserved(name, shared)) is not None:
+    if (why := why_reserved(name, shared, label)) is not None:
         yield f"--{name} {why}." if why.startswith("is ") else f"--{name}: {why}."
     elif argument in GONE and not facts.has_flag(name):
         yield f"vLLM no longer has --{name}; {GONE[argument][0]}."

@@ -35,6 +35,12 @@ def too_few_tokens(known: Mapping[str, Any], options: Sequence[Option]) -> Itera
         yield f"max_num_batched_tokens={tokens} must be at least max_model_len={length} without chunked prefill."
 
 
+def open_secrets(options: Sequence[Option]) -> Iterator[str]:
+    """A command is printed, logged, and seen by all who list processes."""
+    if any(name == "hf-token" and values for name, values in options):
+        yield "--hf-token: a command line is no place for a token; put it into the environment, as HF_TOKEN."
+
+
 def notes_about(options: Sequence[Option]) -> Iterator[str]:
     given = {name for name, _ in options}
     return (text for name, text in _NOTES.items() if name in given)

@@ -66,6 +66,8 @@ def speculative_config(
     if given is None:
         return None
     config = _named_method(given)
+    if str(config.get("quantization")).lower() == "none":  # as a word, where null cannot be written
+        config["quantization"] = None
     _own_arguments(config, problems, notes)
     _old_arguments(config, facts, problems, notes)
     _method(config, facts, problems)

@@ -24,7 +24,7 @@ from paceline.runtimes.vllm.kinds import Kinds
 from paceline.runtimes.vllm.option_values import sentence, unknown_parser, wrong_value
 from paceline.runtimes.vllm.raw import read_raw
 from paceline.runtimes.vllm.reading import read_known
-from paceline.runtimes.vllm.relations import incomplete, notes_about, too_few_tokens
+from paceline.runtimes.vllm.relations import incomplete, notes_about, open_secrets, too_few_tokens
 from paceline.runtimes.vllm.reserved import why_reserved
 from paceline.runtimes.vllm.speculation import FLAT, is_flat, speculative_config
 from paceline.runtimes.vllm.stages import staged_notes, staged_problem
@@ -91,6 +91,7 @@ def translate(
     raw = read_raw(vllm_args, both, facts, problems, args_label)
     more = _more(given, raw, facts, problems, notes)
     problems += [*unknown_parser(more, facts.kinds), *incomplete(more), *too_few_tokens(known, more)]
+    problems += open_secrets(more)
     notes += notes_about(more)
     _check_stages(speculative, more, facts, problems, notes)
     _raise(problems)  # before a model is fetched
@@ -213,7 +214,8 @@ def _foreign(others: Mapping[str, Any], facts: VllmFacts, problems: list[str], n
             options += made
         elif name in GONE:
             instead, harmless = GONE[name]
-            (notes if value in harmless else problems).append(f"{name}={value!r}: vLLM no longer has it; {instead}.")
+            is_left_out = harmless is None or value in harmless
+            (notes if is_left_out else problems).append(f"{name}={value!r}: vLLM no longer has it; {instead}.")
         else:
             since = known_since(tables.FLAGS, flag)
             guess = "" if since else did_you_mean(name, _names(facts))
