@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from deploy_cases import FULL, IMAGE, PLATFORMS, RUNTIMES, rendered
+from deploy_cases import FULL, IMAGE, PLATFORMS, RUNTIMES, one, rendered
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -398,7 +398,8 @@ def test_values_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert capsys.readouterr().out.split() == list(preset_names())
     assert run(monkeypatch, "values", "llama-70b-4xh100", "--runtime", "vllm") == 0
     printed = yaml.safe_load(capsys.readouterr().out)
-    assert printed["engine"]["speculative_config"]["draft_tensor_parallel_size"] == 4
+    assert "num_speculative_tokens_per_batch_size" in printed["engine"]["speculative_config"]
+    assert "draft_tensor_parallel_size" not in printed["engine"]["speculative_config"]  # vLLM's is the target's
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -653,3 +654,60 @@ def test_a_full_disk_is_one_line(words: list[str]) -> None:
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if not line.startswith("Note")]
     assert lines == ["Error: Cannot write: No space left on device."]
+
+
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_printed_values_are_what_the_preset_is(
+    preset: str, platform: Any, runtime: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """A file of one's own that begins with them renders as the preset does."""
+    assert run(monkeypatch, "values", preset, "--runtime", runtime) == 0
+    file = tmp_path / "values.yaml"
+    file.write_text(capsys.readouterr().out)
+    again = render(load_values(file, runtime, None, {"image": IMAGE}), platform, runtime)
+    assert again == rendered(preset, platform, runtime)
+    assert "vLLM drafts as much" not in " ".join(again.notes) or "smoke" in preset
+
+
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    "over", [{}, {"engine": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}}]
+)
+def test_no_draft_over_a_preset(preset: str, runtime: Any, over: dict[str, Any]) -> None:
+    values = load_values(None, runtime, preset, {"image": IMAGE, "draft": None, **over})
+    text = as_stream(render(values, "kubernetes", runtime))
+    assert "/mnt/draft" not in text
+    assert ("speculative-config" in text) is bool(over)
+    assert "draft_tensor" not in text
+
+
+def test_another_degree_over_a_preset_of_vllm() -> None:
+    over = {"image": IMAGE, "engine": {"tensor_parallel_size": 8}}
+    manifests = render(load_values(None, "vllm", "llama-70b-4xh100", over), "kubernetes", "vllm").manifests
+    container = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+
+
+SAID: list[tuple[dict[str, Any], str, str]] = [
+    ({"image": "foo:latest"}, "paceline", "it names no version"),
+    ({"vllm": {"image": "vllm/vllm-openai:latest"}}, "vllm", "it names no version"),
+    ({"scaling": {"max_replicas": 2, "prometheus_url": "http://u@p"}}, "paceline", "no user and no password"),
+    ({"vllm": {"args": ["a", 5]}}, "vllm", 'such as "5"'),
+    ({"vllm": {"version": 0.20}}, "vllm", "with all its digits"),
+    ({"draft": None, "engine": {"speculative_config": {"num_speculative_tokens": 2}}}, "vllm", "and nothing drafts"),
+    ({"engine": {"speculative_config": {"draft_tensor_parallel_size": 1}}}, "vllm", "PRESET --runtime vllm"),
+    ({"scheduling": {"node_selector": {"hf_" + "a1B2" * 8: "a"}}}, "vllm", "holds a token"),
+]
+
+
+@pytest.mark.parametrize(("over", "runtime", "message"), SAID, ids=[message for *_, message in SAID])
+def test_what_values_are_told(over: dict[str, Any], runtime: Any, message: str) -> None:
+    preset = "llama-70b-4xh100"
+    with pytest.raises(ConfigurationError) as raised:
+        render(load_values(None, runtime, preset, {"image": IMAGE, **over}), "kubernetes", runtime)
+    assert message in str(raised.value)
+    assert "speculative_model" not in str(raised.value)

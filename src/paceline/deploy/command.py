@@ -109,6 +109,12 @@ def _misplaced(target: Target) -> Iterator[str]:
         )
         return
     model, method = config.get("model"), config.get("method")
+    if target.values.draft is None and config and not {model, method} & {*NO_DRAFT_METHODS}:
+        yield (
+            f"engine.speculative_config sets {', '.join(map(str, config))}, and nothing drafts: give draft.source, set "
+            "method: ngram, or leave speculative_config out."
+        )
+        return
     if model is not None and model not in NO_DRAFT_METHODS:
         yield "engine.speculative_config.model: set draft.source instead, so that the draft is downloaded and mounted."
     drafts_itself = next((word for word in (method, model) if word in NO_DRAFT_METHODS), None)
@@ -157,6 +163,11 @@ def _vllm(target: Target) -> ServerCommand:
         )
     except ConfigurationError as error:  # in the words of the values
         said = str(error).replace("--vllm-args", "vllm.args")
+        said = said.replace(
+            "Leave draft_tensor_parallel_size out",
+            "Leave engine.speculative_config.draft_tensor_parallel_size out (as in what `paceline deploy values PRESET "
+            "--runtime vllm` prints)",
+        )
         raise ConfigurationError(f"The engine options cannot be used: {said}") from None
     _raise(list(_over_pods(command)))
     drain = ("--shutdown-timeout", str(values.rollout.longest_request_seconds))

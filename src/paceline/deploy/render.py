@@ -72,6 +72,18 @@ def _file_name(manifest: Json, *, alone: bool) -> str:
     return f"{kind}.yaml" if alone else f"{kind}-{manifest['metadata']['name']}.yaml"
 
 
+def _adaptation(target: Target) -> list[str]:
+    """Paceline adapts K by itself; vLLM by a schedule alone."""
+    config = target.values.engine.get("speculative_config")
+    if target.runtime != "vllm" or not isinstance(config, dict) or "num_speculative_tokens_per_batch_size" in config:
+        return []
+    return [
+        "vLLM drafts as much with many requests as with one, which then costs more than it gives. Give "
+        "engine.speculative_config.num_speculative_tokens_per_batch_size, as `paceline deploy values PRESET --runtime "
+        "vllm` does."
+    ]
+
+
 def _needs(target: Target) -> list[str]:
     values = target.values
     secrets = [secret for secret in (values.secrets.hub_token, values.secrets.api_key) if secret is not None]
@@ -82,6 +94,7 @@ def _needs(target: Target) -> list[str]:
         f"kubectl -n {values.namespace} create secret generic {secret.name} --from-literal={secret.key}=…"
         for secret in secrets
     ]
+    notes += _adaptation(target)
     for field, claim in (("models", values.storage.models), ("compile_cache", values.storage.compile_cache)):
         if claim.existing_claim is not None:
             notes.append(f"Needs the claim '{claim.existing_claim}' in namespace '{values.namespace}'.")

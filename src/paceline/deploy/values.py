@@ -72,6 +72,18 @@ def _is_a_key(key: str) -> str:
     return key
 
 
+def _has_a_version(image: str) -> str:
+    if "@" not in image and image.endswith(":latest"):
+        raise ValueError("it names no version: what latest is changes, and no rollback finds the last one")
+    return image
+
+
+def _has_no_user(url: str) -> str:
+    if "@" in url.split("://", 1)[1].split("/", 1)[0]:
+        raise ValueError("it must hold no user and no password: manifests are read by many")
+    return url
+
+
 def _fits(quantity: str) -> str:
     if to_bytes(quantity) > MOST:
         raise ValueError("it is more than any machine has")
@@ -81,7 +93,7 @@ def _fits(quantity: str) -> str:
 Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=24), AfterValidator(_fits)]
 Folder = Annotated[str, Field(pattern=_FOLDER), AfterValidator(_stays_inside)]  # on the claim
 Source = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_is_a_source)]
-Image = Annotated[str, Field(pattern=_IMAGE, max_length=512)]
+Image = Annotated[str, Field(pattern=_IMAGE, max_length=512), AfterValidator(_has_a_version)]
 
 
 class _Part(BaseModel):
@@ -150,7 +162,7 @@ class Scaling(_Part):
 
     min_replicas: Replicas = 1
     max_replicas: Replicas
-    prometheus_url: Annotated[str, Field(pattern=_URL, max_length=2000)]
+    prometheus_url: Annotated[str, Field(pattern=_URL, max_length=2000), AfterValidator(_has_no_user)]
     waiting_per_replica: Annotated[int, Field(ge=1)] = 4
     kv_cache_usage: Annotated[float, Field(gt=0, lt=1)] = 0.8
     scale_down_minutes: Annotated[int, Field(ge=1, le=60)] = 15

@@ -30,11 +30,21 @@ def load_values(
 def _load(file: Path | None, runtime: Runtime, preset: str | None, overrides: Mapping[str, Any]) -> Values:
     merged: dict[str, Any] = {}
     for layer in (preset_values(preset, runtime) if preset else {}, read_yaml(file) if file else {}, overrides):
+        if "draft" in layer and layer["draft"] is None:
+            merged = _without_draft(merged)
         merged = merge(merged, layer)
     if not merged:
         raise ConfigurationError("No values: give a file, or a preset with --preset.")
     origin = f"preset {preset}" if preset else "command line"
     return parse_values(merged, str(file or origin))
+
+
+def _without_draft(values: Mapping[str, Any]) -> dict[str, Any]:
+    """How a draft model drafts goes with it."""
+    engine = values.get("engine")
+    if not isinstance(engine, Mapping):
+        return dict(values)
+    return {**values, "engine": {name: value for name, value in engine.items() if name != "speculative_config"}}
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

@@ -45,9 +45,7 @@ def builtin_findings(content: Json, version: str) -> list[Finding]:
     assert library is not None
     known = list(dict.fromkeys(library.utils.major_minor(each) for each in library.utils.all_versions()))
     if version.removeprefix("v") not in known:
-        raise ConfigurationError(
-            f"--kubernetes-version {version} is not known here; known are {', '.join(known[-6:])}."
-        )
+        raise ConfigurationError(f"--kubernetes-version {version} is not known here; known are {', '.join(known)}.")
     try:
         library.validate(content, version, strict=True)
     except library.ValidationError as fault:

@@ -12,7 +12,7 @@ from paceline.deploy.check.engine_args_paceline import paceline_findings
 from paceline.deploy.check.engine_args_vllm import template_findings, vllm_findings
 from paceline.deploy.check.findings import Finding, Json
 from paceline.deploy.check.pod_specs import containers, pod_specs
-from paceline.deploy.check.secrets import token_in
+from paceline.deploy.secrecy import token_in
 
 
 def engine_findings(content: Json) -> Iterator[Finding]:

@@ -33,5 +33,14 @@ def preset_values(name: str, runtime: Runtime) -> dict[str, Any]:
 
     merged: dict[str, Any] = {}
     for document in yaml.safe_load_all(preset_text(name, runtime)):
-        merged = merge(merged, document)
+        merged = _without_nulls(merge(merged, document))
     return merged
+
+
+def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
+    """An overlay takes a key away by null."""
+    return {
+        key: _without_nulls(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if value is not None
+    }
