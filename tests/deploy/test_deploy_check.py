@@ -151,7 +151,7 @@ def gpus(spec: Json, count: str) -> None:
 def draft_ranks(spec: Json, size: int) -> None:
     variable = env(spec, "VLLM_ADDITIONAL_ARGS")
     variable["value"] = variable["value"].replace(
-        '"draft_tensor_parallel_size":4', f'"draft_tensor_parallel_size":{size}'
+        '"num_speculative_tokens":5', f'"num_speculative_tokens":5,"draft_tensor_parallel_size":{size}'
     )
 
 
@@ -203,7 +203,10 @@ WEBHOOKS: list[tuple[Json, str | None]] = [
     (llm(lambda s: None), None),
     (llm(lambda s: gpus(s, "2")), "nvidia.com/gpu is 2, and parallelism makes vLLM use 4"),
     (llm(lambda s: s["parallelism"].update(tensor=2)), "nvidia.com/gpu is 4, and parallelism makes vLLM use 2"),
-    (llm(lambda s: s["parallelism"].update(tensor=2, data=4, dataLocal=2)), "draft_tensor_parallel_size is 4"),
+    (
+        llm(lambda s: (draft_ranks(s, 4), s["parallelism"].update(tensor=2, data=4, dataLocal=2))),
+        "draft_tensor_parallel_size is 4",
+    ),
     (llm(lambda s: draft_ranks(s, 1)), "draft_tensor_parallel_size is 1 and parallelism.tensor 4"),
     (llm(lambda s: (draft_ranks(s, 2), gpus(s, "2"), s["parallelism"].update(tensor=2))), None),
 ]
