@@ -260,6 +260,11 @@ def test_arguments_with_which_paceline_starts(words: tuple[str, ...]) -> None:
     assert not told(pod("paceline", *words, image="registry/p:1"))
 
 
+def test_a_misspelt_option_is_one_finding() -> None:
+    for words in (("serve", "m", "--max-num-seq", "5"), ("deploy", "doctor", "--onyl", "model", "--model", "/m")):
+        assert len(told(pod("paceline", *words))) == 1
+
+
 def test_an_option_of_paceline_given_twice() -> None:
     (line,) = told(pod("paceline", "serve", "m", "--seed", "1", "--seed", "2"))
     assert line.startswith("warning: --seed is given 2 times")

@@ -16,7 +16,7 @@ class ServeCommand(TyperCommand):
         except Exception as error:
             name = getattr(error, "option_name", None)  # of a NoSuchOption, typer's own or click's
             if isinstance(name, str) and (hint := _hint(name)):
-                error.message = f"{getattr(error, 'message', '')} {hint}"  # type: ignore[attr-defined]
+                error.message = f"{str(getattr(error, 'message', '')).rstrip('.')}. {hint}"  # type: ignore[attr-defined]
                 error.possibilities = []  # type: ignore[attr-defined]
             raise
 

@@ -79,13 +79,16 @@ def _of_command(path: str, name: str, words: Sequence[str], container: Json) -> 
 def _read(words: Sequence[str], name: str, table: Table, given: Given, alone: list[str]) -> Iterator[str]:
     """As click does: an option takes the next word, whatever that is."""
     rest = iter(words)
+    after_unknown = False  # the value of it, most likely
     for word in rest:
         option, equals, value = word.partition("=")
         if not word.startswith("-") or len(word) == 1:
-            alone.append(word)
+            alone += [] if after_unknown else [word]
+            after_unknown = False
         elif option not in table["options"]:
             if option not in _HELP and _OPEN not in option:
                 yield _unknown(word, option, name, table)
+            after_unknown = not equals and " " not in option
         elif table["options"][option]["takes"] == 0:
             given.append((option, None))
             if equals:
