@@ -30,7 +30,6 @@ from paceline import SamplingParams
 from paceline.bench.acceptance import SyntheticAcceptance, expected_tokens
 from paceline.bench.sweep import Models, Sweep, plan_engines
 from paceline.build import assemble_engine
-from paceline.engine.controller import SpeculationController
 from paceline.engine.engine import Engine
 from paceline.plan import StepPlan
 from paceline.sequence import EngineRequest
@@ -87,9 +86,7 @@ class Rig:
 
     def start_controller(self) -> None:
         """One that knows what steps cost and nothing else."""
-        controller = SpeculationController(copy.deepcopy(self._costs), MOST)
-        self.engine._controller = self.engine._scheduler.drafts.controller = controller
-        self.engine.set_num_speculative_tokens(None)
+        self.engine.follow_costs(copy.deepcopy(self._costs))
 
     def add(self, count: int, input_len: int, max_tokens: int) -> list[str]:
         names = [str(self.next_request + index) for index in range(count)]

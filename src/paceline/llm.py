@@ -89,6 +89,16 @@ class LLM:
             raise ConfigurationError("vLLM keeps its own configuration; describe() tells the command that it runs.")
         return self._config
 
+    def let_k_move(self) -> None:
+        """For checks: K follows load and acceptance by costs at which it really moves, whatever this machine's are."""
+        from paceline.engine.engine import Engine
+        from paceline.engine.moving_costs import moving_costs
+
+        engine = self._running_engine()
+        if not isinstance(engine, Engine):
+            raise ConfigurationError("Here vLLM chooses K; only Paceline's own engine can be told how.")
+        engine.follow_costs(moving_costs(engine.executor.shapes()))
+
     # What users call
 
     def generate(

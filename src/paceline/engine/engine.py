@@ -201,6 +201,12 @@ class Engine:
             raise ConfigurationError(f"num_speculative_tokens={count}: this engine was made for 0 to {most}.")
         self._scheduler.set_num_speculative_tokens(count)
 
+    def follow_costs(self, costs: StepCosts) -> None:
+        """Choose K by these costs from now on, knowing nothing of the draft. The engine must be idle."""
+        self._controller = SpeculationController(costs, self.config.num_speculative_tokens)
+        self._scheduler.drafts.controller = self._controller
+        self.set_num_speculative_tokens(None)
+
     @property
     def executor(self) -> Executor:
         """For measurements, while nothing runs."""

@@ -210,6 +210,8 @@ class _Run:
         if mode is not None:
             arguments["speculative_config"] = mode.speculative_config()
         with self.make_llm(self.options.model, **arguments) as llm:
+            if mode is not None and mode.adaptive:
+                llm.let_k_move()
             yield llm
 
     def _prompt_ids(self, block_size: int) -> list[list[int]]:
