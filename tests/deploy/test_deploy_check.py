@@ -449,6 +449,15 @@ def test_custom_resources(spec: Json, message: str | None, tmp_path: Path) -> No
     assert not lines if message is None else len(lines) == 1 and message in lines[0]
 
 
+def test_a_kind_that_the_crds_do_not_have(tmp_path: Path) -> None:
+    (tmp_path / "crds.yaml").write_text(yaml.safe_dump(CRD))
+    version = CRD["spec"]["group"] + "/" + CRD["spec"]["versions"][0]["name"]
+    kind = CRD["spec"]["names"]["kind"]
+    content = {"apiVersion": version, "kind": f"{kind}s", "metadata": {"name": "a"}, "spec": {}}
+    lines = found(tmp_path, content, crds=tmp_path / "crds.yaml")
+    assert any(f"has no {kind}s in these CRDs. Did you mean '{kind}'?" in line for line in lines), lines
+
+
 def test_crds_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no such file"):
         CrdSchemas.read(tmp_path / "none")

@@ -219,6 +219,63 @@ CASES["claims and scaling"] = [
     (lambda m: m["ScaledObject"]["spec"]["triggers"][0]["metadata"].update(threshold="four"), "'four' is no number"),
     (lambda m: m["ScaledObject"]["spec"]["triggers"][0]["metadata"].pop("serverAddress"), "serverAddress: is missing"),
 ]
+
+
+def speculative(m: Manifests, model: str) -> None:
+    args = m.container["args"]
+    at = args.index("--speculative-config") + 1
+    args[at] = json.dumps({**json.loads(args[at]), "model": model})
+
+
+def mount(m: Manifests, at: int, **changes: Any) -> None:
+    mounts = [each for each in m.container["volumeMounts"] if each["name"] == "models"]
+    mounts[at].update(changes)
+
+
+def listen(host: str) -> Change:
+    return lambda m: m.container["args"].__setitem__(m.container["args"].index("0.0.0.0"), host)
+
+
+def ingress(**port: Any) -> Json:
+    backend = {"service": {"name": "llama-70b-api", "port": port}}
+    rule = {"http": {"paths": [{"path": "/", "pathType": "Prefix", "backend": backend}]}}
+    metadata = {"name": "i", "namespace": "llm"}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": metadata, "spec": {"rules": [rule]}}
+
+
+def hpa() -> Json:
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llama-70b"}
+    metadata = {"name": "h", "namespace": "llm"}
+    spec = {"scaleTargetRef": target, "maxReplicas": 3}
+    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata, "spec": spec}
+
+
+def add(manifest: Json) -> Change:
+    return lambda m: setattr(m, "all", (*m.all, manifest))
+
+
+CASES["places and addresses"] = [
+    (lambda m: m.container["livenessProbe"]["httpGet"].update(path="/healthz"), "the server has no /healthz"),
+    (
+        lambda m: m.container["args"].__setitem__(m.container["args"].index("0.0.0.0"), "127.0.0.1"),
+        "on 127.0.0.1 alone",
+    ),
+    (
+        lambda m: m.container["args"].__setitem__(m.container["args"].index("0.0.0.0"), "localhost"),
+        "on localhost alone",
+    ),
+    (lambda m: speculative(m, "/mnt/drafts"), "the draft /mnt/drafts is on none of the mounts"),
+    (lambda m: mount(m, 1, mountPath="/mnt/other"), "the draft /mnt/draft is on none of the mounts"),
+    (lambda m: mount(m, 1, subPath="llama-3.2-1b"), "puts no 'llama-3.2-1b' on the claim 'llama-70b-models'. Did you"),
+    (lambda m: mount(m, 0, subPath="zzz"), "It downloads llama-3.2-1b-instruct, "),
+    (lambda m: m.pod["initContainers"][0]["args"].__setitem__(-1, "/mnt/models/x"), "puts no 'x' on the claim"),
+    (lambda m: speculative(m, "org/draft"), "HF_HUB_OFFLINE is on, and the draft org/draft"),
+    (lambda m: m.container["command"].__setitem__(2, "org/model"), "HF_HUB_OFFLINE is on, and the model org/model"),
+    (add(ingress(number=8000)), "has no port 8000; it has [80]"),
+    (add(ingress(name="htp")), "has no port htp; it has ['http']"),
+    (add(hpa()), "the two undo each other"),
+]
+
 ALL = [(kind, change, message) for kind, cases in CASES.items() for change, message in cases]
 
 
@@ -256,6 +313,18 @@ KSERVE: list[tuple[str, Change, str]] = [
         lambda m: m["ServingRuntime"]["spec"]["containers"][0]["args"].append("--max_model_lenght=5"),
         "has no option --max_model_lenght. Did you mean 'max-model-len'?",
     ),
+    ("kserve", lambda m: predictor(m)["storageUris"][0].update(uri="pvcs://a/x"), "no 'pvcs://'. Did you mean 'pvc'?"),
+    ("kserve", lambda m: predictor(m)["storageUris"][1].update(mountPath="/mnt/x"), "draft /mnt/draft is on none of"),
+    ("kserve", lambda m: predictor(m)["storageUris"][1].update(uri="pvc://llama-70b-models/x"), "puts no 'x' on"),
+    ("kserve", lambda m: m["ServingRuntime"]["spec"]["containers"][0].update(name="server"), "'kserve-container'"),
+    (
+        "kserve",
+        lambda m: m["ServingRuntime"]["spec"]["containers"][0]["livenessProbe"]["httpGet"].update(path="/health/live"),
+        "the server has no /health/live",
+    ),
+    ("kserve-llm", lambda m: m.main["volumeMounts"].pop(), "the draft /mnt/draft is on none of the mounts"),
+    ("kserve-llm", lambda m: llm(m)["model"].update(uri="pvc://llama-70b-models/x"), "puts no 'x' on the claim"),
+    ("kserve-llm", lambda m: llm(m)["model"].update(uri="pvcs://a/x"), "no 'pvcs://'"),
     ("kserve-llm", lambda m: llm(m)["model"].update(uri="llama"), "does not say where"),
     ("kserve-llm", lambda m: m.main.update(name="man"), "none is called 'main'"),
     ("kserve-llm", lambda m: llm(m)["rolloutStrategy"].update(maxUnavailable=0), "are both 0"),

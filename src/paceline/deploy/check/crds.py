@@ -46,6 +46,10 @@ class CrdSchemas:
     def __contains__(self, key: Key) -> bool:
         return key in self._schemas
 
+    def kinds_of(self, api_version: str) -> list[str]:
+        """That there are in a version of a group; none: the group is not among these CRDs."""
+        return sorted(kind for version, kind in self._schemas if version == api_version)
+
     def findings(self, content: Json) -> list[Finding]:
         key = (content["apiVersion"], content["kind"])
         schema = self._schemas[key]

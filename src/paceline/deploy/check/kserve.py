@@ -16,13 +16,18 @@ from paceline.deploy.check.pod_specs import command_words, containers, pod_specs
 from paceline.deploy.target import VLLM_VERSION, version_in_tag
 from paceline.errors import ConfigurationError, did_you_mean
 
+# Another needs a ClusterStorageContainer of one's own.
+_SCHEMES = ("pvc", "hf", "oci", "s3", "gs", "https", "http", "hdfs", "webhdfs", "file", "git")
 _SCALERS = ("hpa", "keda", "external", "none")
 
 
 def kserve_findings(content: Json) -> Iterator[Finding]:
     if content.get("kind") == "InferenceService":
         yield from _inference_service(content)
+    if content.get("kind") in ("ServingRuntime", "ClusterServingRuntime"):
+        yield from _runtime(content)
     if content.get("kind") == "LLMInferenceService":
+        yield from _scheme("$.spec.model.uri", ((content.get("spec") or {}).get("model") or {}).get("uri"))
         yield from llm_findings(content)
     yield from _removed_flags(content)
 
@@ -48,12 +53,27 @@ def _inference_service(content: Json) -> Iterator[Finding]:
         yield from _multi_node(model, annotations)
 
 
+def _runtime(content: Json) -> Iterator[Finding]:
+    names = [container.get("name") for container in (content.get("spec") or {}).get("containers") or []]
+    if names and "kserve-container" not in names:
+        there = ", ".join(map(str, names))
+        yield error("$.spec.containers", f"none is called 'kserve-container', the one that KServe starts: {there}.")
+
+
+def _scheme(path: str, uri: object) -> Iterator[Finding]:
+    scheme, mark, _ = str(uri).partition("://")
+    if mark and scheme not in _SCHEMES:
+        guess = did_you_mean(scheme, _SCHEMES) or f" There are: {', '.join(_SCHEMES)}."
+        yield warning(path, f"KServe itself knows no '{scheme}://'.{guess}")
+
+
 def _storage_uris(uris: list[Any]) -> Iterator[Finding]:
     path = "$.spec.predictor.storageUris"
     places = []
     for index, entry in enumerate(uris):
         if "path" in entry:
             yield error(f"{path}[{index}]", "the field is called mountPath, not path.")
+        yield from _scheme(f"{path}[{index}].uri", entry.get("uri"))
         place = entry.get("mountPath", "/mnt/models")
         if not str(place).startswith("/") or PurePosixPath(place) == PurePosixPath("/"):
             yield error(f"{path}[{index}].mountPath", f"'{place}' must be an absolute folder below /.")

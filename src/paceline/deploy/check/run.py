@@ -16,6 +16,7 @@ from paceline.deploy.check.field_values import value_findings
 from paceline.deploy.check.findings import Document, Finding, Report, error
 from paceline.deploy.check.kserve import kserve_findings
 from paceline.deploy.check.kustomize import is_kustomization, kustomization_findings
+from paceline.deploy.check.model_places import place_findings
 from paceline.deploy.check.object_names import name_findings
 from paceline.deploy.check.pod_specs import PodSpec, pod_specs
 from paceline.deploy.check.pods import pod_findings
@@ -26,7 +27,7 @@ from paceline.deploy.check.server_commands import command_findings
 from paceline.deploy.check.services import selection_findings
 from paceline.deploy.check.together import change_findings, together_findings, volumes_of_runtime
 from paceline.deploy.secrecy import nothing_secret_in_errors, secrets_of
-from paceline.errors import ConfigurationError
+from paceline.errors import ConfigurationError, did_you_mean
 
 # Custom resources whose fields have the meaning that they have in Kubernetes' own kinds.
 _LIKE_BUILTIN = (
@@ -84,6 +85,9 @@ def _schema_findings(
         yield error("$.metadata.name", "is missing.")
     if schemas is not None and (content["apiVersion"], content["kind"]) in schemas:
         yield from schemas.findings(content)
+    elif schemas is not None and (kinds := schemas.kinds_of(content["apiVersion"])):
+        there = did_you_mean(content["kind"], kinds) or f" There are: {', '.join(kinds)}."
+        yield error("$.kind", f"{content['apiVersion']} has no {content['kind']} in these CRDs.{there}")
     elif not builtin.is_builtin(content):
         unchecked.add(f"{content['kind']} ({content['apiVersion']})")
     elif builtin.is_available():
@@ -157,6 +161,7 @@ def _among(
     yield selection_findings(document, documents)
     yield reference_findings(content, documents)
     yield claim_findings(document, documents)
+    yield place_findings(document, documents)
     yield together_findings(document, documents)
     yield change_findings(document, before)
 

@@ -9,9 +9,15 @@ from typing import Any
 
 from paceline.deploy.check.findings import Finding, Json, error, warning
 from paceline.deploy.check.pod_specs import PodSpec, command_words, containers
+from paceline.errors import did_you_mean
 
 JSON_OPTIONS = ("--speculative-config", "--kv-transfer-config", "--compilation-config", "--hf-overrides")
 _PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+# GET, without a key
+_ANSWERED = {
+    "paceline": ("/health", "/health/ready", "/health/live", "/metrics", "/v1/models", "/"),
+    "vllm": ("/health", "/ping", "/version", "/load", "/metrics", "/v1/models"),
+}
 _DEFAULT_PORT = 8000  # of both servers
 
 
@@ -22,6 +28,8 @@ def command_findings(pod: PodSpec) -> Iterator[Finding]:
             continue
         place = f"{pod.path}{path}"
         yield from _port(place, container, words)
+        yield from _host(place, words)
+        yield from _probe_paths(place, container, words[0])
         yield from _json(place, words)
         if pod.is_whole:
             yield from _model(place, container, words)
@@ -40,6 +48,27 @@ def _port(place: str, container: Json, words: list[str]) -> Iterator[Finding]:
             yield error(f"{place}.{probe}.httpGet.port", f"asks port {number}, and the server listens on {given}.")
     if ports and int(given) not in names.values() and int(given) not in [p.get("containerPort") for p in ports]:
         yield warning(f"{place}.ports", f"none is {given}, on which the server listens.")
+
+
+def _host(place: str, words: list[str]) -> Iterator[Finding]:
+    host = _value(words, "--host") or ""
+    if host.startswith("127.") or host in ("localhost", "::1"):
+        yield error(
+            f"{place}.args",
+            f"the server listens on {host} alone, and probes and Services ask the pod's own address: give 0.0.0.0.",
+        )
+
+
+def _probe_paths(place: str, container: Json, server: str) -> Iterator[Finding]:
+    for probe in _PROBES:
+        asked = (container.get(probe) or {}).get("httpGet") or {}
+        path = str(asked.get("path", "/")).partition("?")[0]
+        if asked and path not in _ANSWERED[server] and "--root-path" not in command_words(container):
+            yield error(
+                f"{place}.{probe}.httpGet.path",
+                f"the server has no {path}, so that the answer is always 404.{did_you_mean(path, _ANSWERED[server])} "
+                f"There are: {', '.join(_ANSWERED[server])}.",
+            )
 
 
 def _json(place: str, words: list[str]) -> Iterator[Finding]:

@@ -44,6 +44,13 @@ def selection_findings(document: Document, documents: Sequence[Document]) -> Ite
         yield from _admitted(content, spec, documents)
     if document.kind == "HTTPRoute":
         yield from _backends(content, spec, documents)
+    if document.kind == "Ingress":
+        yield from _ingress(content, spec, documents)
+    if document.kind == "HorizontalPodAutoscaler" and scalers_of(_scaled_by(content, spec), documents):
+        yield error(
+            "$.spec.scaleTargetRef",
+            "a ScaledObject scales the same pods, by an autoscaler of its own: the two undo each other. Keep one.",
+        )
     if document.kind == "ScaledObject":
         yield from _scaled(content, spec, documents)
 
@@ -116,11 +123,7 @@ def _admitted(content: Json, spec: Json, documents: Sequence[Document]) -> Itera
 
 
 def _backends(content: Json, spec: Json, documents: Sequence[Document]) -> Iterator[Finding]:
-    services = {
-        _name(other.content): other.content
-        for other in documents
-        if other.kind == "Service" and _namespace(other.content) == _namespace(content)
-    }
+    services = _services(content, documents)
     for at, rule in enumerate(spec.get("rules") or []):
         for index, backend in enumerate(rule.get("backendRefs") or []):
             place, name = f"$.spec.rules[{at}].backendRefs[{index}]", backend.get("name")
@@ -132,6 +135,42 @@ def _backends(content: Json, spec: Json, documents: Sequence[Document]) -> Itera
             ports = [port.get("port") for port in services[name]["spec"].get("ports") or []]
             if backend.get("port") not in ports:
                 yield error(place, f"the Service '{name}' has no port {backend.get('port')}; it has {ports}.")
+
+
+def _ingress(content: Json, spec: Json, documents: Sequence[Document]) -> Iterator[Finding]:
+    services = _services(content, documents)
+    backends = [("$.spec.defaultBackend", spec.get("defaultBackend"))]
+    for at, rule in enumerate(spec.get("rules") or []):
+        for index, entry in enumerate((rule.get("http") or {}).get("paths") or []):
+            backends.append((f"$.spec.rules[{at}].http.paths[{index}].backend", entry.get("backend")))
+    for place, backend in backends:
+        service = (backend or {}).get("service") or {}
+        name, wanted = service.get("name"), service.get("port") or {}
+        if name is None or not services:
+            continue
+        if name not in services:
+            yield warning(place, f"no Service '{name}' is among these files.{did_you_mean(str(name), services)}")
+            continue
+        ports = services[name]["spec"].get("ports") or []
+        field = "name" if "name" in wanted else "number"
+        there = [port.get("name" if field == "name" else "port") for port in ports]
+        if wanted.get(field) not in there:
+            yield error(place, f"the Service '{name}' has no port {wanted.get(field)}; it has {there}.")
+
+
+def _scaled_by(content: Json, spec: Json) -> Json:
+    """The object that an autoscaler names, as far as it says."""
+    target = spec.get("scaleTargetRef") or {}
+    metadata = {"name": target.get("name"), "namespace": _namespace(content)}
+    return {"kind": target.get("kind"), "metadata": metadata}
+
+
+def _services(content: Json, documents: Sequence[Document]) -> dict[str, Json]:
+    return {
+        _name(other.content): other.content
+        for other in documents
+        if other.kind == "Service" and _namespace(other.content) == _namespace(content)
+    }
 
 
 def _scaled(content: Json, spec: Json, documents: Sequence[Document]) -> Iterator[Finding]:
