@@ -112,6 +112,11 @@ def test_what_is_secret_by_its_place_is_not_printed(place: Callable[[str], Json]
     assert text[:-3] not in said
 
 
+def test_arguments_as_one_text_are_not_taken_to_pieces(tmp_path: Path) -> None:
+    said = printed(tmp_path, deployment(lambda c: c.update(args="--hf-token hunter2secretpw")))
+    assert "'h'" not in said
+
+
 def test_numbers_of_a_secret_are_not_printed(tmp_path: Path) -> None:
     pytest.importorskip("kubernetes_validate")
     said = printed(tmp_path, secret(stringData={"token": 123456789012, "pin": 4711.25}))

@@ -91,7 +91,8 @@ def containers(spec: Json) -> Iterator[tuple[str, Json]]:
 
 
 def command_words(container: Json) -> list[str]:
-    return [str(word) for word in (*(container.get("command") or []), *(container.get("args") or []))]
+    parts = (container.get("command") or [], container.get("args") or [])
+    return [str(word) for part in parts for word in ([part] if isinstance(part, str) else part)]
 
 
 def _mapping(value: Any) -> Json:
