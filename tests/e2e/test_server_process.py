@@ -261,6 +261,8 @@ def test_a_signal_lets_running_requests_finish(server: RunningServer) -> None:
                 httpx.get(server.url + path)
             except httpx.ConnectError:
                 break
+            except (httpx.RemoteProtocolError, httpx.ReadError):
+                pass  # it was waiting to be accepted when the port closed
             assert time.monotonic() < deadline
     assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
     server.ended(status=0, within=15)
