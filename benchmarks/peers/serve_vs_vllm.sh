@@ -29,9 +29,20 @@ stop() { # vLLM's processes may outlive a polite request
 }
 trap stop EXIT
 
+wait_for() { # name, port, process
+  for _ in $(seq "$PATIENCE"); do
+    curl -sf -o /dev/null "http://127.0.0.1:$2/v1/models" && return
+    kill -0 "$3" 2>/dev/null || { echo "$1 ended:" >&2; tail -30 "$LOGS/$1.log" >&2; exit 1; }
+    sleep 1
+  done
+  echo "$1 did not answer in $PATIENCE tries, a second apart; its log is $LOGS/$1.log" >&2
+  exit 1
+}
+# One after the other: Paceline measures at its start what steps cost, and needs the machine for that.
 "$PYTHON" -m paceline.cli serve smollm2-135m-instruct --speculative-model smollm2-135m-instruct-draft \
   --dtype "$DTYPE" --max-model-len $LENGTH --port "$PORT" > "$LOGS/paceline.log" 2>&1 &
 servers+=($!)
+wait_for paceline "$PORT" "${servers[0]}"
 
 case $VLLM_SPECULATION in
   draft) config=(--speculative-config "{\"method\": \"draft_model\", \"model\": \"$DRAFT\", \"num_speculative_tokens\": 5}") ;;
@@ -44,16 +55,6 @@ VLLM_CPU_NUM_OF_RESERVED_CPU=0 "$VLLM_PYTHON" -m vllm.entrypoints.openai.api_ser
   "${config[@]}" > "$LOGS/vllm.log" 2>&1 &
 servers+=($!)
 
-wait_for() { # name, port, process
-  for _ in $(seq "$PATIENCE"); do
-    curl -sf -o /dev/null "http://127.0.0.1:$2/v1/models" && return
-    kill -0 "$3" 2>/dev/null || { echo "$1 ended:" >&2; tail -30 "$LOGS/$1.log" >&2; exit 1; }
-    sleep 1
-  done
-  echo "$1 did not answer in $PATIENCE tries, a second apart; its log is $LOGS/$1.log" >&2
-  exit 1
-}
-wait_for paceline "$PORT" "${servers[0]}"
 wait_for vllm $((PORT + 1)) "${servers[1]}"
 
 "$PYTHON" -m paceline.cli bench serve --url "paceline=http://127.0.0.1:$PORT" \

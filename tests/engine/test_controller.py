@@ -19,6 +19,7 @@ from engine.speculation_simulator import (
     steady,
 )
 
+from paceline.engine.calibration import split_by_rows
 from paceline.engine.controller import SpeculationController
 from paceline.engine.goodput import DraftingRow, best_ragged
 from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts, StepCosts
@@ -188,6 +189,22 @@ def test_a_machine_that_is_slower_for_everything_changes_no_decision() -> None:
         return costs.seconds(4, [4] * 5, 0.0) / costs.seconds(4, [4], 0.0)
 
     assert gain(slow) == pytest.approx(gain(table), rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("row_ms", [0.0, 1.5, 4.0])
+def test_rows_and_tokens_are_told_apart_in_noisy_timings(row_ms: float, seed: int) -> None:
+    """The grid of a CPU's calibration, each step up to 6 % too long: steps that were not on it are still foreseen."""
+    rng = random.Random(seed)
+    products = Curve([1, 8, 32, 192], [45.0, 60.0, 110.0, 450.0])
+
+    def true(rows: int, k: int) -> float:
+        return products(rows * (k + 1)) + rows * row_ms
+
+    grid = [(rows, k) for rows in (1, 2, 4, 8, 16, 32) for k in (0, 1, 5)]
+    row_seconds, curve = split_by_rows({cell: true(*cell) * rng.uniform(1.0, 1.06) for cell in grid})
+    for rows, k in [(1, 3), (4, 2), (8, 2), (8, 3), (16, 2), (24, 1)]:
+        assert curve(rows * (k + 1)) + rows * row_seconds == pytest.approx(true(rows, k), rel=0.13)
 
 
 def test_padded_costs_never_fall_and_round_up() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from itertools import count
-from statistics import median, median_low
+from statistics import median_low
 
 from paceline.config import EngineConfig
 from paceline.engine.interfaces import Executor
@@ -27,6 +27,8 @@ _CONTEXT = 128  # positions of a row
 _MORE_CONTEXT = 1024
 _EAGER_ROWS = (1, 8, 32, 4, 2, 16, 64, 128)  # the range first, should time be short
 _PADDED_ROWS = 8
+_MOST_ROW_SHARE = 0.25  # of a step of one row, that may be the row's own
+_ROW_STEPS = 50
 _FIRST_ID = 1 << 48  # of sequences that do not exist
 _LAG, _MORE_LAG = 16, 256
 
@@ -168,8 +170,7 @@ def _ragged(bench: _Bench) -> RaggedCosts:
         for (rows, k), timings in best.items()
         if k > 1
     ]
-    row_seconds = _row_seconds(verify)
-    curve = Curve.through([(rows * (k + 1.0), value - rows * row_seconds) for (rows, k), value in verify.items()])
+    row_seconds, curve = split_by_rows(verify)
     costs = RaggedCosts(_floored(curve), Curve.through(draft or [(1.0, 0.0)]), row_seconds, float(context))
     costs.padding_seconds = _padding_seconds(bench, costs, context)
     more, rows = bench.context(_MORE_CONTEXT // 2), min(2, bench.max_rows)
@@ -198,15 +199,24 @@ def _lesser(one: StepTimings, other: StepTimings) -> StepTimings:
     return StepTimings(*map(min, _parts(one), _parts(other)))
 
 
-def _row_seconds(verify: dict[tuple[int, int], float]) -> float:
-    """What a row costs beside its tokens: steps of as many tokens in twice as many rows. Never negative."""
-    pairs = [
-        (value - verify[rows // 2, 1]) / (rows - rows // 2)
-        for (rows, k), value in verify.items()
-        if k == 0 and rows > 1 and rows % 2 == 0 and (rows // 2, 1) in verify
-    ]
-    most = 0.25 * verify[min(verify)]  # a pass over one row has little that is the row's own
-    return min(max(0.0, median(pairs)), most) if pairs else 0.0
+def split_by_rows(verify: dict[tuple[int, int], float]) -> tuple[float, Curve]:
+    """Seconds by (rows, K) as rows * row_seconds + curve(tokens): the row_seconds for which a curve that never falls
+    fits best, each step's error counted as a share of it.
+
+    Rows of attention and tokens of products have prices of their own. Single pairs of steps say little: the
+    difference of two that take as long as each other is mostly noise.
+    """
+    most = _MOST_ROW_SHARE * verify[min(verify)]  # a pass over one row has little that is the row's own
+    found = [_split(verify, most * part / _ROW_STEPS) for part in range(_ROW_STEPS + 1)]
+    _, row_seconds, curve = min(found, key=lambda entry: entry[0])
+    return row_seconds, curve
+
+
+def _split(verify: dict[tuple[int, int], float], row_seconds: float) -> tuple[float, float, Curve]:
+    """Error, row_seconds, curve."""
+    curve = Curve.through([(rows * (k + 1.0), value - rows * row_seconds) for (rows, k), value in verify.items()])
+    errors = [(curve(rows * (k + 1.0)) + rows * row_seconds) / value - 1.0 for (rows, k), value in verify.items()]
+    return sum(error * error for error in errors), row_seconds, curve
 
 
 def _padding_seconds(bench: _Bench, costs: RaggedCosts, context: int) -> float:
