@@ -11,7 +11,7 @@ SEEDS=${SEEDS:-0,1}
 MAX_TOKENS=${MAX_TOKENS:-128}
 DTYPE=${DTYPE:-float32}
 VLLM_SPECULATION=${VLLM_SPECULATION:-draft}
-OUT=${OUT:-$ROOT/benchmarks/results/serve-vs-vllm}
+OUT=${OUT:-$(realpath --relative-to=. "$ROOT/benchmarks/results/serve-vs-vllm")} # reports quote it: no path of this machine
 PORT=${PORT:-8461}
 PATIENCE=${PATIENCE:-1200} # vLLM compiles the model when it first sees it
 LENGTH=2048
