@@ -67,5 +67,5 @@ def test_p35_plan_is_within_2_percent_of_what_is_used(tmp_path: Path) -> None:
     assert worker.captured is not None
     print(f"planned {memory.planned_bytes / 2**30:.2f} GiB, used at most {used / 2**30:.2f} GiB; {memory.describe()}")
     print(f"{worker.captured.describe()}; peak of tensors {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
-    # Within a step torch's cache may pass the limit (133.29 GiB of 132.81 were seen on an H200); it is emptied behind it.
+    # Within a step torch's cache may pass the limit (133.29 GiB of 132.81 on an H200); it is emptied behind it.
     assert abs(used - memory.planned_bytes) <= 0.02 * used
