@@ -19,6 +19,7 @@ from paceline.capacity.page import page_data, render_page
 from paceline.capacity.planner import answer
 from paceline.capacity.prices import load_prices
 from paceline.capacity.question import Load, Objective
+from paceline.capacity.sentences import saving_in_words
 from paceline.capacity.serving import Workload, operate, steady_state
 from paceline.errors import ConfigurationError
 
@@ -63,6 +64,34 @@ def test_a_tight_objective_is_where_speculation_saves() -> None:
     assert loose.gpu_saving is not None
     assert tight.gpu_saving >= 0.3
     assert loose.gpu_saving < 0.2
+
+
+def test_what_speculation_saves_is_told_apart_from_what_another_degree_does() -> None:
+    """The same TP first; then each at its best, where that is another one."""
+    found = answer(question())
+    assert found.plain is not None
+    assert found.speculative is not None
+    alike = found.speculative_at_plain_tp
+    assert alike is not None
+    assert alike.tp == found.plain.tp != found.speculative.tp
+    assert found.saving_at_plain_tp == 1 - alike.rented_gpus / found.plain.rented_gpus
+    assert found.saving is not None
+    assert found.saving > found.saving_at_plain_tp
+    first, second = saving_in_words(found)
+    assert first.startswith(f"Speculation alone, TP={alike.tp} with and without: {alike.num_gpus} GPUs with K=")
+    assert f"TP={found.speculative.tp} with, TP={alike.tp} without" in second
+    assert f"{found.saving:.0%} of the hosting cost saved" in second
+    assert f"{found.saving:.0%}" not in first
+    only_one = answer(replace(question(), tps=(2,)))
+    assert len(list(saving_in_words(only_one))) == 1
+
+
+def test_sentences_without_a_fleet_on_one_side() -> None:
+    both = answer(question())
+    (words,) = saving_in_words(replace(both, fleets=tuple(fleet for fleet in both.fleets if fleet.k)))
+    assert words.startswith("Only speculation meets the objective: ")
+    (words,) = saving_in_words(replace(both, fleets=tuple(fleet for fleet in both.fleets if not fleet.k)))
+    assert words.startswith("No K meets the objective; without speculation ")
 
 
 def test_a_useless_draft_costs_more() -> None:
@@ -174,7 +203,9 @@ def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
         ],
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    assert "Speculation saves" in run.stdout
+    assert "Speculation alone, TP=2 with and without" in run.stdout
+    assert "Each at its best TP (TP=1 with, TP=2 without" in run.stdout
+    assert "A month is 730 hours" in run.stdout
     assert run.stdout.count("<polyline") == 4
     assert "NVIDIA H200" in run.stdout
 

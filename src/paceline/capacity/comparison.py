@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich.table import Table
 
 from paceline.capacity.hardware import Gpu, find_gpu
-from paceline.capacity.planner import Answer, Fleet, answer
-from paceline.capacity.request import Asked, Request, read_request
+from paceline.capacity.planner import Answer, Fleet, NothingFitsError, answer
+from paceline.capacity.prices import NoPriceError, Price
+from paceline.capacity.request import Asked, NoDegreeError, Request, read_request
+from paceline.capacity.sentences import MONTH
 from paceline.errors import ConfigurationError
 
 
@@ -25,24 +27,32 @@ def gpu_names(words: str, gpus: Mapping[str, Gpu]) -> list[str]:
     """'all', or names separated by commas; each once, in the order given."""
     if words == "all":
         return list(gpus)
-    return list(dict.fromkeys(find_gpu(word.strip(), gpus).key for word in words.split(",")))
+    return list(dict.fromkeys(find_gpu(word, gpus).key for word in words.split(",") if word.strip()))
 
 
 def compare(request: Request, names: Sequence[str]) -> list[Compared]:
-    """Cheapest first, then those without a price, then those on which nothing fits."""
+    """Cheapest first, then those without a price, then those that cannot serve it. Raises ConfigurationError where none
+    can."""
     if request.calibration is not None:
         raise ConfigurationError("--calibration is of one kind of GPU: give --gpu one name.")
-    return sorted((_one(replace(request, gpu=name)) for name in names), key=_order)
+    found = sorted((_one(replace(request, gpu=name)) for name in names), key=_order)
+    if all(compared.asked is None for compared in found):
+        reasons = ", ".join(f"{compared.gpu} {compared.reason}" for compared in found)
+        raise ConfigurationError(f"None of the GPUs asked for can be planned with: {reasons}.")
+    return found
 
 
 def _one(request: Request) -> Compared:
     try:
         asked = read_request(request)
         return Compared(request.gpu, asked, answer(asked.question))
-    except ConfigurationError as error:
-        if not str(error).startswith("Nothing fits."):
-            raise
-        return Compared(request.gpu, None, None, "does not fit")
+    except NothingFitsError:
+        reason = "does not fit"
+    except NoPriceError:
+        reason = "no price"
+    except NoDegreeError:
+        reason = "no such TP"
+    return Compared(request.gpu, None, None, reason)
 
 
 def _order(compared: Compared) -> tuple[int, float]:
@@ -55,8 +65,8 @@ def _order(compared: Compared) -> tuple[int, float]:
 def comparison_table(found: Sequence[Compared], title: str) -> Table:
     table = Table(title=title)
     for heading in (
-        "GPU", "drafts", "TP", "K", "GPUs", "TTFT ms", "TPOT ms", "tok/s", "$ a month", "$/M output", "saved",
-        "without: GPUs", "$ a month",
+        "GPU", "$ an hour", "drafts", "TP", "K", "GPUs", "TTFT ms", "TPOT ms", "tok/s", "$ a month", "$/M output",
+        "saved", "without: TP", "GPUs", "$ a month",
     ):  # fmt: skip
         table.add_column(heading, justify="left" if heading == "GPU" else "right", no_wrap=True)
     for compared in found:
@@ -67,16 +77,40 @@ def comparison_table(found: Sequence[Compared], title: str) -> Table:
 
 def _cells(compared: Compared) -> list[str]:
     if compared.answer is None or compared.answer.best is None:
-        return [compared.reason or "misses the objective"]
+        return ["-", compared.reason or "misses the objective"]
+    price = compared.answer.question.price
     best, plain = compared.answer.best, compared.answer.plain
     point, saved = best.point, None if plain is None else 1 - best.rented_gpus / plain.rented_gpus
     return [
-        "with" if best.k else "without", str(best.tp), str(best.k), _gpus(best), f"{point.ttft * 1e3:,.0f}",
-        f"{point.tpot * 1e3:.1f}", f"{best.tokens_per_second:,.0f}", _dollars(best),
-        f"{best.money.usd_per_million_output_tokens:.2f}" if best.money else "no price",
+        f"{price.usd_per_gpu_hour:.2f}" if price else "-", "with" if best.k else "without", str(best.tp), str(best.k),
+        _gpus(best), f"{point.ttft * 1e3:,.0f}", f"{point.tpot * 1e3:.1f}", f"{best.tokens_per_second:,.0f}",
+        _dollars(best), f"{best.money.usd_per_million_output_tokens:.2f}" if best.money else "no price",
         "-" if saved is None else f"{saved:.0%}",
-        _gpus(plain) if plain else "misses it", _dollars(plain) if plain else "-",
+        str(plain.tp) if plain else "misses it", _gpus(plain) if plain else "-", _dollars(plain) if plain else "-",
     ]  # fmt: skip
+
+
+def comparison_words(found: Sequence[Compared]) -> Iterator[str]:
+    """What the figures of the table rest on."""
+    asked = [compared.asked.question for compared in found if compared.asked is not None]
+    if any(not question.gpu.runs_paceline for question in asked):
+        yield "* Paceline's kernels were not written for it: what bytes and rates allow at the same efficiency"
+    if any(compared.answer is not None and compared.answer.plain is not None for compared in found):
+        yield "saved: of the cost of the cheapest fleet without speculation; both at the TP that suits them"
+    if unpriced := [compared.gpu for compared in found if compared.reason == "no price"]:
+        yield f"no price: none is known at that cloud for {', '.join(unpriced)}; --price or --prices FILE gives one"
+    origins: dict[str, list[str]] = {}
+    for question in asked:
+        if question.price is not None:
+            origins.setdefault(_origin(question.price), []).append(question.gpu.key)
+    words = [origin if len(origins) == 1 else f"{origin} ({', '.join(keys)})" for origin, keys in origins.items()]
+    yield (f"Prices a GPU and hour: {'; '.join(words)}. " if words else "No price is known. ") + MONTH
+
+
+def _origin(price: Price) -> str:
+    if price.is_own:
+        return f"{price.cloud}, {price.source}"
+    return "medians of list prices, GPU by GPU (--list)" if "list price" in price.cloud else f"list, {price.cloud}"
 
 
 def _gpus(fleet: Fleet) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.bench.environment import environment
 from paceline.capacity.calibration import Calibration, Prediction
+from paceline.capacity.economics import HOURS_PER_MONTH
 from paceline.capacity.efficiency import CONSTANTS, ORIGINS
 from paceline.capacity.pair import PlannedModel
 from paceline.capacity.planner import Answer, Fleet
@@ -20,7 +21,8 @@ from paceline.worker.memory_plan import MemoryPlan
 UNITS = {
     "times": "seconds, means",
     "tokens_per_second": "output tokens a second",
-    "money": "US dollars; a month has 730 hours",
+    "money": f"US dollars; a month has {HOURS_PER_MONTH:g} hours",
+    "saving": "share of the plain fleet's cost; at_plain_tp: with the same tensor parallelism, else each at its best",
     "memory": "bytes of one GPU",
 }
 
@@ -47,6 +49,8 @@ def document(answer: Answer, calibration: Calibration | None) -> dict[str, Any]:
         "plain": _fleet(answer.plain),
         "speculative": _fleet(answer.speculative),
         "saving": answer.saving,
+        "speculative_at_plain_tp": _fleet(answer.speculative_at_plain_tp),
+        "saving_at_plain_tp": answer.saving_at_plain_tp,
         "gpu_saving": answer.gpu_saving,
         "serve_command": serve_command(question, answer.best) if answer.best is not None else None,
         "fleets": [_fleet(fleet) for fleet in answer.fleets],

@@ -9,7 +9,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from paceline.capacity.bounds import Bounds
+from paceline.capacity.files import read_text
 from paceline.errors import ConfigurationError, did_you_mean
+
+_RATE = Bounds(1e-3, 1e6)  # of no card, on either side: formulas divide by these
+_BOUNDS = {
+    "memory_gib": _RATE,
+    "bandwidth_tb_s": _RATE,
+    "fp8_tflops": Bounds(1e-3, 1e6, or_zero=True),
+    "bf16_tflops": _RATE,
+    "multiprocessors": Bounds(1, 1e6),
+    "interconnect_gb_s": _RATE,
+    "gpus_per_node": Bounds(1, 1e6),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +43,10 @@ class Gpu:
     checked: str  # date
 
     def __post_init__(self) -> None:
-        numbers = ("memory_gib", "bandwidth_tb_s", "bf16_tflops", "multiprocessors", "interconnect_gb_s")
-        for field in (*numbers, "gpus_per_node"):
-            if getattr(self, field) <= 0:
-                raise ConfigurationError(f"GPU '{self.key}': {field} must be above 0, not {getattr(self, field)}.")
-        if self.fp8_tflops < 0:
-            raise ConfigurationError(f"GPU '{self.key}': fp8_tflops must be 0 or more, not {self.fp8_tflops}.")
+        for field, bounds in _BOUNDS.items():
+            value = getattr(self, field)
+            if problem := bounds.problem(f"GPU '{self.key}': {field}", value):
+                raise ConfigurationError(problem)
 
     @property
     def memory_bytes(self) -> int:
@@ -55,14 +66,15 @@ class Gpu:
         return (self.fp8_tflops if is_fp8 else self.bf16_tflops) * 1e12
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Raises ConfigurationError that names the file."""
+def read_toml(path: Path, option: str) -> dict[str, Any]:
+    """Raises ConfigurationError that names the option and the file."""
+    text = read_text(path, option)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"'{path}' cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"'{path}' is not valid TOML: {error}.") from None
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigurationError(f"{option} '{path}' is not valid TOML here: it is nested too deep.") from None
+    except ValueError as error:  # TOMLDecodeError, and numbers too long for Python
+        raise ConfigurationError(f"{option} '{path}' is not valid TOML: {error}.") from None
 
 
 def packaged_toml(name: str) -> dict[str, Any]:
@@ -73,18 +85,19 @@ def load_gpus(user_file: Path | None = None) -> dict[str, Gpu]:
     """By key, the user's over the packaged ones."""
     gpus = _parse(packaged_toml("hardware.toml"), "hardware.toml")
     if user_file is not None:
-        gpus |= _parse(read_toml(user_file), str(user_file))
+        gpus |= _parse(read_toml(user_file, "--hardware"), str(user_file))
     return gpus
 
 
-def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
-    key = name.lower().replace("_", "-").replace(" ", "-")
+def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "--gpu") -> Gpu:
+    """`where`: what said the name, for the message of a ConfigurationError."""
+    key = name.strip().lower().replace("_", "-").replace(" ", "-")
     aliases = {"h100": "h100-sxm", "a100": "a100-80", "h200-sxm": "h200", "b200-sxm": "b200"}
     key = aliases.get(key, key) if key not in gpus else key
     if key in gpus:
         return gpus[key]
     raise ConfigurationError(
-        f"--gpu '{name}' is not known.{did_you_mean(key, gpus)} Known are: {', '.join(gpus)}. Add another one with "
+        f"{where} '{name}' is not known.{did_you_mean(key, gpus)} Known are: {', '.join(gpus)}. Add another one with "
         "--hardware FILE (the form is in docs/plan.md)."
     )
 
@@ -111,7 +124,8 @@ def _gpu(key: str, entry: Any, where: str) -> Gpu:
 
 
 def check_kind(value: Any, kind: str, where: str) -> None:
-    """A TOML value against an annotation of a dataclass: float takes whole numbers, bool is no number."""
+    """A TOML value against an annotation of a dataclass: float takes whole numbers, bool is no number. What a number
+    may be is the dataclass's own check."""
     fits = {
         "str": isinstance(value, str),
         "bool": isinstance(value, bool),

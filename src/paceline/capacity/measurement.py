@@ -8,10 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.capacity.bounds import Bounds
+from paceline.capacity.files import read_text
 from paceline.capacity.hardware import Gpu
 from paceline.capacity.pair import PlannedModel, read_model
 from paceline.errors import ConfigurationError
 
+_RANKS = Bounds(1, 1024)
+_SECONDS = Bounds(1e-9, 1e9)
+_MILLISECONDS = Bounds(1e-6, 1e12)
+_PART = Bounds(1e-6, 1e12, or_zero=True)
 _NAMES = {  # as drivers spell them
     "NVIDIA H100 80GB HBM3": "h100-sxm",
     "NVIDIA H100 PCIe": "h100-pcie",
@@ -68,17 +74,23 @@ def read_measurement(path: Path, gpus: Mapping[str, Gpu], gpu: Gpu | None = None
     content = _document(path)
     try:
         return _parse(content, path, gpus, gpu)
-    except (KeyError, TypeError, IndexError) as error:
+    except KeyError as error:
         raise ConfigurationError(
             f"--calibration '{path}' lacks {error}: it must be what 'paceline bench offline --out' writes."
+        ) from None
+    except (TypeError, IndexError, AttributeError) as error:
+        raise ConfigurationError(
+            f"--calibration '{path}' is not as 'paceline bench offline --out' writes it: {error}."
         ) from None
 
 
 def _document(path: Path) -> dict[str, Any]:
+    text = read_text(path, "--calibration").strip()
+    if not text:
+        raise ConfigurationError(f"--calibration '{path}' cannot be read as JSON: it is empty.")
     try:
-        text = path.read_text(encoding="utf-8").strip()
         content = json.loads(text if text.startswith("{\n") else text.splitlines()[-1])
-    except (OSError, ValueError, IndexError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"--calibration '{path}' cannot be read as JSON: {error}.") from None
     if not isinstance(content, dict) or content.get("benchmark") != "offline":
         raise ConfigurationError(
@@ -98,6 +110,8 @@ def _parse(content: dict[str, Any], path: Path, gpus: Mapping[str, Gpu], gpu: Gp
     chosen = gpu or gpus[key or ""]
     if key is not None and key != chosen.key:
         raise ConfigurationError(f"{where} was measured on a {device}, and the plan is for {chosen.name}.")
+    if not content["results"]:
+        raise ConfigurationError(f"{where} holds no results: the run ended before its first case.")
     models, sweep = content["options"]["models"], content["options"]["sweep"]
     engine, speculative = models["engine"], models["speculative"]
     target = _model(models["model"], chosen, engine, sweep)
@@ -106,19 +120,19 @@ def _parse(content: dict[str, Any], path: Path, gpus: Mapping[str, Gpu], gpu: Gp
     draft = _model(models["draft"], chosen, {**speculative, **cache}, sweep) if has_model else None
     return Measurement(
         source=path.name,
-        date=content["date"],
-        command=content["command"],
+        date=str(content["date"]),
+        command=str(content["command"]),
         commit=content["commit"],
         gpu=chosen,
-        bandwidth=content["ceiling"]["bandwidth"],
+        bandwidth=_number(content["ceiling"], "bandwidth", Bounds(1, 1e18), where),
         target=target,
         draft=draft,
-        input_len=sweep["input_len"],
-        output_len=sweep["output_len"],
-        tp=engine.get("tensor_parallel_size", 1),
-        draft_tp=speculative.get("draft_tensor_parallel_size", 1),
+        input_len=_whole(sweep, "input_len", Bounds(1, 1e7), where),
+        output_len=_whole(sweep, "output_len", Bounds(2, 1e5), where),
+        tp=_whole({"tensor_parallel_size": 1} | engine, "tensor_parallel_size", _RANKS, where),
+        draft_tp=_whole({"draft_tensor_parallel_size": 1} | speculative, "draft_tensor_parallel_size", _RANKS, where),
         is_random=sweep["temperature"] > 0,
-        cases=tuple(_cases(content["results"], content.get("runs", []))),
+        cases=tuple(_cases(content["results"], content.get("runs", []), where)),
         configurations=tuple(content["configurations"]),
     )
 
@@ -134,24 +148,48 @@ def _model(name: str, gpu: Gpu, options: Mapping[str, Any], sweep: Mapping[str, 
     )
 
 
-def _num_steps(row: dict[str, Any], runs: list[dict[str, Any]]) -> int | None:
+def _number(row: Mapping[str, Any], name: str, bounds: Bounds, where: str) -> float:
+    """Raises ConfigurationError where it is none, or one that nothing measures (NaN, infinite, 0 seconds)."""
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigurationError(f"{where}: {name} must be a number, not {str(value)[:40]!r}.")
+    if problem := bounds.problem(f"{where}: {name}", value):
+        raise ConfigurationError(problem)
+    return float(value)
+
+
+def _whole(row: Mapping[str, Any], name: str, bounds: Bounds, where: str) -> int:
+    value = _number(row, name, bounds, where)
+    if value != int(value):
+        raise ConfigurationError(f"{where}: {name} must be a whole number, not {value}.")
+    return int(value)
+
+
+def _num_steps(row: dict[str, Any], runs: list[dict[str, Any]], where: str) -> int | None:
     """Of the run that the row stands for; None where runs are not told."""
     own = [run for run in runs if all(run[name] == row[name] for name in ("batch", "k", "draft_loaded"))]
     speed = row["decode_tokens_per_second"]
-    nearest = min(own, key=lambda run: abs(run["decode_tokens"] / run["decode_seconds"] - speed), default=None)
-    return None if nearest is None else int(nearest["decode_steps"])
+
+    def distance(run: dict[str, Any]) -> float:
+        tokens = _number(run, "decode_tokens", Bounds(0, 1e15), where)
+        return abs(tokens / _number(run, "decode_seconds", _SECONDS, where) - speed)
+
+    nearest = min(own, key=distance, default=None)
+    return None if nearest is None else _whole(nearest, "decode_steps", Bounds(1, 1e12), where)
 
 
-def _cases(rows: list[dict[str, Any]], runs: list[dict[str, Any]]) -> Iterator[MeasuredCase]:
+def _cases(rows: list[dict[str, Any]], runs: list[dict[str, Any]], where: str) -> Iterator[MeasuredCase]:
     for row in rows:
+        batch = _whole(row, "batch", Bounds(1, 1e5), where)
+        k = _whole(row, "k", Bounds(0, 1000), where)
         yield MeasuredCase(
-            batch=row["batch"],
-            k=row["k"],
-            has_draft=row["draft_loaded"],
-            tokens_per_second=row["decode_tokens_per_second"],
-            tokens_per_pass=row["tokens_per_pass"],
-            step=row["step_ms"] / 1e3 if row["step_ms"] is not None else None,
-            draft=row["draft_ms"] / 1e3,
-            verify=row["verify_ms"] / 1e3,
-            num_steps=_num_steps(row, runs),
+            batch=batch,
+            k=k,
+            has_draft=bool(row["draft_loaded"]),
+            tokens_per_second=_number(row, "decode_tokens_per_second", Bounds(1e-6, 1e12), where),
+            tokens_per_pass=_number(row, "tokens_per_pass", Bounds(1, k + 1 + 1e-6), where),
+            step=_number(row, "step_ms", _MILLISECONDS, where) / 1e3 if row["step_ms"] is not None else None,
+            draft=_number(row, "draft_ms", _PART, where) / 1e3,
+            verify=_number(row, "verify_ms", _PART, where) / 1e3,
+            num_steps=_num_steps(row, runs, where),
         )

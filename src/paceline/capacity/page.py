@@ -36,11 +36,11 @@ def page_data(answer: Answer, models: Mapping[str, Models], gpus: Mapping[str, G
         asked = replace(question, gpu=gpus[key], target=target, draft=draft)
         found = {str(tp): grid for tp in question.tps if (grid := _grid(asked, tp)) is not None}
         if found:
-            price = question.price if key == question.gpu.key else choose_price(prices, key, None)
+            price = question.price if key == question.gpu.key else _price_there(prices, key, question.price)
             grids[key] = {
                 "name": gpus[key].name,
                 "gpusPerNode": gpus[key].gpus_per_node,
-                "price": asdict(price) if price is not None else None,
+                "price": asdict(price) | {"words": price.in_words()} if price is not None else None,
                 "runsPaceline": gpus[key].runs_paceline,
                 "tps": found,
             }
@@ -53,6 +53,16 @@ def page_data(answer: Answer, models: Mapping[str, Models], gpus: Mapping[str, G
         "gpus": grids,
         "plan": document(answer, None),
     }
+
+
+def _price_there(prices: Sequence[Price], key: str, chosen: Price | None) -> Price | None:
+    """Of another GPU than the plan's: of the same cloud if it has one, else as if none had been said."""
+    if chosen is not None and any((price.cloud, price.gpu) == (chosen.cloud, key) for price in prices):
+        return choose_price(prices, key, chosen.cloud)
+    try:
+        return choose_price(prices, key, None)
+    except ConfigurationError:  # the user's own, of several clouds: the page's slider has to say
+        return None
 
 
 def _grid(question: Question, tp: int) -> dict[str, Any] | None:

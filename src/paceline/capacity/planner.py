@@ -25,6 +25,10 @@ SWEPT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _WORTH_IT = 1.02  # a gain below this is no reason to draft
 
 
+class NothingFitsError(ConfigurationError):
+    """No degree of tensor parallelism has room for the weights and one request."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
     """What serves the load. `point` is one replica's."""
@@ -78,16 +82,28 @@ class Answer:
     def speculative(self) -> Fleet | None:
         return next((fleet for fleet in self.fleets if fleet.k > 0), None)
 
+    def cheapest(self, *, tp: int, drafts: bool) -> Fleet | None:
+        """Of one degree of tensor parallelism."""
+        return next((fleet for fleet in self.fleets if fleet.tp == tp and (fleet.k > 0) is drafts), None)
+
+    @property
+    def speculative_at_plain_tp(self) -> Fleet | None:
+        """With the plain fleet's degree, so that what differs is speculation alone."""
+        return None if self.plain is None else self.cheapest(tp=self.plain.tp, drafts=True)
+
     @property
     def saving(self) -> float | None:
-        """Share of the plain fleet's cost that speculation saves, in whole machines; below 0 where it costs more."""
-        if self.plain is None or self.speculative is None:
-            return None
-        return 1 - self.speculative.rented_gpus / self.plain.rented_gpus
+        """Share of the plain fleet's cost that speculation saves, in whole machines, each at its best degree; below 0
+        where it costs more."""
+        return _saving(self.plain, self.speculative)
+
+    @property
+    def saving_at_plain_tp(self) -> float | None:
+        return _saving(self.plain, self.speculative_at_plain_tp)
 
     @property
     def gpu_saving(self) -> float | None:
-        """The same of GPUs that work, however they are rented."""
+        """As `saving`, of GPUs that work, however they are rented."""
         if self.plain is None or self.speculative is None:
             return None
         return 1 - self.speculative.num_gpus / self.plain.num_gpus
@@ -101,8 +117,12 @@ class Answer:
         return None
 
 
+def _saving(plain: Fleet | None, drafted: Fleet | None) -> float | None:
+    return None if plain is None or drafted is None else 1 - drafted.rented_gpus / plain.rented_gpus
+
+
 def answer(question: Question) -> Answer:
-    """Raises ConfigurationError where nothing fits at all."""
+    """Raises NothingFitsError where nothing fits at all."""
     notes: list[str] = []
     fleets: list[Fleet] = []
     for tp in question.tps:
@@ -114,7 +134,7 @@ def answer(question: Question) -> Answer:
         fleets += [fleet for k in question.ks if (fleet := _fleet(question, tp, k)) is not None]
     fitting = [tp for tp in question.tps if not any(note.startswith(f"TP={tp} ") for note in notes)]
     if not fitting:
-        raise ConfigurationError(" ".join(["Nothing fits.", *notes]))
+        raise NothingFitsError(" ".join(["Nothing fits.", *notes]))
     fleets.sort(key=lambda fleet: (fleet.rented_gpus, fleet.num_gpus, fleet.point.tpot))
     swept_tp = fleets[0].tp if fleets else fitting[-1]
     if not fleets:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
 from paceline.bench.acceptance import SyntheticAcceptance
+from paceline.capacity.bounds import Bounds
 from paceline.capacity.calibration import Calibration, calibrate
 from paceline.capacity.economics import Selling
 from paceline.capacity.efficiency import Efficiency
@@ -16,14 +17,43 @@ from paceline.capacity.measurement import read_measurement
 from paceline.capacity.memory import Limits
 from paceline.capacity.pair import PlannedModel, read_model
 from paceline.capacity.planner import MOST_SEQUENCES
-from paceline.capacity.prices import Price, choose_price, load_prices
+from paceline.capacity.prices import USD_PER_GPU_HOUR, Price, choose_price, load_prices, own_price_note
 from paceline.capacity.question import Load, Objective, Question
 from paceline.capacity.serving import Workload
 from paceline.errors import ConfigurationError
 
 _DEFAULT_USERS = 32
+_MOST_DRAFTS = 32
+_LENGTH, _MILLISECONDS = Bounds(1, 1e7, "tokens"), Bounds(1e-3, 1e9, "milliseconds")
+_SELLING = Bounds(1e-6, 1e6, "US dollars per million tokens", or_zero=True)
+# Whatever a user types, by field of Request: `None` is "not given" and always allowed.
+BOUNDS = {
+    "users": Bounds(1, 1e9),
+    "requests_per_second": Bounds(1e-6, 1e6),
+    "input_len": _LENGTH,
+    "output_len": _LENGTH,
+    "cached": Bounds(0, 0.9999, "(a share)"),
+    "ttft_ms": _MILLISECONDS,
+    "tpot_ms": _MILLISECONDS,
+    "acceptance_length": Bounds(1, _MOST_DRAFTS + 1, "tokens a pass"),
+    "draft_tp": Bounds(1, 1024, "GPUs"),
+    "max_model_len": _LENGTH,
+    "max_num_seqs": Bounds(1, MOST_SEQUENCES, "requests on a replica"),
+    "max_num_batched_tokens": Bounds(16, 1e6, "tokens"),
+    "gpu_memory_utilization": Bounds(0.01, 1, "(a share)"),
+    "price": USD_PER_GPU_HOUR,
+    "utilization": Bounds(0.0001, 1, "(a share)"),
+    "sell_input": _SELLING,
+    "sell_output": _SELLING,
+}
+OPTIONS = {"cached": "--cached-prompt"}  # the others are called as their field is
+_MOST_RANKS = 1024
 _POOR_FIT = 0.10
 _SHORTEST_LIMIT = 4096  # default of max_model_len: twice the load's mean lengths, but at least this
+
+
+class NoDegreeError(ConfigurationError):
+    """No --tp of those asked for is possible on this GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +106,13 @@ class Asked:
 
 def read_request(request: Request) -> Asked:
     _check(request)
-    gpus, prices = load_gpus(request.hardware_file), load_prices(request.prices_file)
+    gpus = load_gpus(request.hardware_file)
+    prices = load_prices(request.prices_file, gpus)
     gpu = find_gpu(request.gpu, gpus)
     notes = []
+    price = _price(request, prices, gpu)
+    if note := own_price_note(prices, gpu.key, price):
+        notes.append(note)
     target, draft = read_pair(request, gpu)
     calibration = None
     if request.calibration is not None:
@@ -97,6 +131,11 @@ def read_request(request: Request) -> Asked:
             "No acceptance was given: planned with 0.7, each draft if those before it were kept. Measure your own "
             "('paceline bench', the server's metrics) and give --acceptance or --acceptance-length."
         )
+    acceptance = _acceptance(request)
+    if request.draft and (note := acceptance.note(max(request.ks))):
+        notes.append(note)
+    if request.draft and not max(request.ks):
+        notes.append("-k 0: nothing is drafted, so --draft plays no part.")
     if gpu.has_fp8 is False and request.quantization == "fp8":
         notes.append(f"{gpu.name} has no FP8 products: weights are held in bfloat16.")
     question = Question(
@@ -104,7 +143,7 @@ def read_request(request: Request) -> Asked:
         target=target,
         draft=draft,
         is_ngram=request.draft == "ngram",
-        acceptance=_acceptance(request),
+        acceptance=acceptance,
         load=Load(
             workload=Workload(input_len=request.input_len, output_len=request.output_len, cached=request.cached),
             users=users,
@@ -112,11 +151,11 @@ def read_request(request: Request) -> Asked:
         ),
         objective=Objective(ttft=_seconds(request.ttft_ms), tpot=_seconds(request.tpot_ms)),
         ks=tuple(sorted(set(request.ks) | {0})) if request.draft else (0,),
-        tps=_degrees(request, target, gpu),
+        tps=_degrees(request, target, draft, gpu),
         draft_tp=request.draft_tp,
         limits=_limits(request, target),
         efficiency=calibration.efficiency if calibration else Efficiency(),
-        price=_price(request, prices, gpu),
+        price=price,
         utilization=request.utilization,
         selling=Selling(usd_per_million_input=request.sell_input, usd_per_million_output=request.sell_output),
         is_random=not request.is_greedy,
@@ -160,44 +199,36 @@ def read_pair(request: Request, gpu: Gpu) -> tuple[PlannedModel, PlannedModel | 
 
 def _check(request: Request) -> None:
     problems = []
-    for option, value in (
-        ("--input-len", request.input_len),
-        ("--output-len", request.output_len),
-        ("--draft-tp", request.draft_tp),
-        ("--max-num-batched-tokens", request.max_num_batched_tokens),
-        ("--max-num-seqs", request.max_num_seqs),
-        ("--max-model-len", request.max_model_len),
+    for field, bounds in BOUNDS.items():
+        value = getattr(request, field)
+        if value is not None and (problem := bounds.problem(OPTIONS.get(field, _option(field)), value)):
+            problems.append(problem)
+    if not request.ks or min(request.ks) < 0 or max(request.ks) > _MOST_DRAFTS:
+        problems.append(f"-k {_joined(request.ks)}: give numbers of drafts from 0 to {_MOST_DRAFTS}.")
+    if not request.tps or min(request.tps) < 1 or max(request.tps) > _MOST_RANKS:
+        problems.append(f"--tp {_joined(request.tps)}: give numbers of GPUs that share a model, 1 to {_MOST_RANKS}.")
+    for one, other in (
+        ("acceptance", "acceptance_length"),
+        ("users", "requests_per_second"),
+        ("price", "cloud"),
+        ("price", "prices_file"),
     ):
-        if value is not None and value < 1:
-            problems.append(f"{option} must be at least 1, not {value}.")
-    for option, share, least in (
-        ("--utilization", request.utilization, 0.0),
-        ("--gpu-memory-utilization", request.gpu_memory_utilization, 0.0),
-    ):
-        if not least < share <= 1:
-            problems.append(f"{option} must be above 0 and at most 1, not {share}.")
-    if not 0 <= request.cached < 1:
-        problems.append(f"--cached-prompt must be a share from 0 to below 1, not {request.cached}.")
-    if request.price is not None and request.price <= 0:
-        problems.append(f"--price must be above 0 US dollars per GPU and hour, not {request.price}.")
-    if request.sell_input < 0 or request.sell_output < 0:
-        problems.append("--sell-input and --sell-output are US dollars per million tokens, 0 or more.")
-    if not request.ks or min(request.ks) < 0 or max(request.ks) > 32:
-        problems.append(f"-k {list(request.ks)}: numbers of drafts from 0 to 32.")
-    if not request.tps or min(request.tps) < 1:
-        problems.append(f"--tp {list(request.tps)}: numbers of GPUs that share a model, 1 or more.")
-    if request.acceptance is not None and request.acceptance_length is not None:
-        problems.append("Give --acceptance or --acceptance-length, not both.")
+        if getattr(request, one) is not None and getattr(request, other) is not None:
+            problems.append(f"Give either {_option(one)} or {_option(other.removesuffix('_file'))}, not both.")
     if problems:
         raise ConfigurationError(" ".join(problems))
 
 
+def _option(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def _joined(numbers: Iterable[int]) -> str:
+    return ",".join(str(number) if abs(number) < 10**9 else "…" for number in numbers)
+
+
 def _acceptance(request: Request) -> SyntheticAcceptance:
     if request.acceptance_length is not None:
-        if request.acceptance_length < 1:
-            raise ConfigurationError(
-                f"--acceptance-length {request.acceptance_length}: every pass emits at least 1 token."
-            )
         return SyntheticAcceptance(length=request.acceptance_length)
     rate = 0.7 if request.acceptance is None else request.acceptance
     if not 0 <= rate <= 1:
@@ -212,21 +243,30 @@ def _seconds(milliseconds: float | None) -> float:
     return inf if milliseconds is None else milliseconds / 1e3
 
 
-def _degrees(request: Request, target: PlannedModel, gpu: Gpu) -> tuple[int, ...]:
+def _degrees(request: Request, target: PlannedModel, draft: PlannedModel | None, gpu: Gpu) -> tuple[int, ...]:
     """Those that cut the heads evenly and stay inside of a node."""
     arch = target.architecture
-    found = []
-    for tp in sorted(set(request.tps)):
-        even = arch.num_heads % tp == 0 and arch.intermediate_size % tp == 0
-        shared = arch.num_kv_heads % tp == 0 or tp % arch.num_kv_heads == 0
-        if even and shared and tp <= gpu.gpus_per_node:
-            found.append(tp)
+    found = [tp for tp in sorted(set(request.tps)) if tp <= gpu.gpus_per_node and _divides(tp, target)]
     if not found:
-        raise ConfigurationError(
-            f"--tp {list(request.tps)}: none of them divides {arch.num_heads} heads and {arch.num_kv_heads} key-value "
-            f"heads within a node of {gpu.gpus_per_node} GPUs."
+        raise NoDegreeError(
+            f"--tp {_joined(request.tps)}: none of them divides {arch.num_heads} heads and {arch.num_kv_heads} "
+            f"key-value heads within a node of {gpu.gpus_per_node} GPUs."
         )
-    return tuple(found)
+    if draft is None:
+        return tuple(found)
+    shares = [tp for tp in found if tp % min(request.draft_tp, tp) == 0]
+    if not shares or request.draft_tp > max(found) or not _divides(request.draft_tp, draft):
+        raise NoDegreeError(
+            f"--draft-tp {request.draft_tp} must divide the heads of the draft ({draft.architecture.num_heads}, and "
+            f"{draft.architecture.num_kv_heads} key-value heads) and a degree of the target's (--tp {_joined(found)})."
+        )
+    return tuple(shares)
+
+
+def _divides(tp: int, model: PlannedModel) -> bool:
+    arch = model.architecture
+    even = arch.num_heads % tp == 0 and arch.intermediate_size % tp == 0
+    return even and (arch.num_kv_heads % tp == 0 or tp % arch.num_kv_heads == 0)
 
 
 def _limits(request: Request, target: PlannedModel) -> Limits:
@@ -249,8 +289,9 @@ def _price(request: Request, prices: list[Price], gpu: Gpu) -> Price | None:
     if request.price is None:
         return choose_price(prices, gpu.key, request.cloud)
     return Price(
-        cloud="yours", gpu=gpu.key, usd_per_gpu_hour=request.price, source="--price", checked="as given", what=""
-    )
+        cloud="yours", gpu=gpu.key, usd_per_gpu_hour=request.price, source="as given with --price", checked="",
+        is_own=True,
+    )  # fmt: skip
 
 
 def for_every_gpu(request: Request, gpus: Mapping[str, Gpu]) -> dict[str, tuple[PlannedModel, PlannedModel | None]]:

@@ -9,13 +9,12 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from paceline.bench.shapes import SHAPES
 from paceline.capacity.calibration import Calibration
 from paceline.capacity.hardware import Gpu
 from paceline.capacity.planner import Answer, Fleet, Swept
 from paceline.capacity.prices import Price
 from paceline.capacity.question import Question
-from paceline.capacity.serve_command import serve_command
+from paceline.capacity.sentences import sentences
 
 _MOST_FLEETS = 5
 _GIB = 1 << 30
@@ -27,7 +26,7 @@ def render(answer: Answer, calibration: Calibration | None) -> Group:
         parts.insert(1, _memory_table(answer.best))
     if calibration is not None:
         parts.append(_calibration_table(calibration))
-    return Group(*parts, *_sentences(answer, calibration))
+    return Group(*parts, *sentences(answer, calibration))
 
 
 def question_in_words(question: Question) -> str:
@@ -135,55 +134,6 @@ def _calibration_table(calibration: Calibration) -> Table:
             f"{after.tokens_per_second:,.1f}", f"{after.error:+.1%}",
         )  # fmt: skip
     return table
-
-
-def _sentences(answer: Answer, calibration: Calibration | None) -> Iterator[str]:
-    question = answer.question
-    if answer.saving is not None:
-        yield _saving_in_words(answer)
-    yield _break_even_in_words(answer)
-    price = question.price
-    yield f"Price: {escape(price.in_words())}" if price else "Price: none known for this GPU; give --price or --prices."
-    if question.utilization < 1:
-        yield f"The load stands for {question.utilization:.0%} of the month; GPUs are paid for all of it."
-    origin = f"calibrated with {calibration.source}" if calibration else "kernels measured one by one on an H200"
-    yield f"Efficiency: {escape(origin)}. Times are means of the engine: no network, no server in front of it."
-    if not question.gpu.runs_paceline:
-        yield (
-            f"[yellow]Note:[/] Paceline's kernels were not written for {question.gpu.name}: this is what its bytes and "
-            "rates allow at the same efficiency."
-        )
-    if answer.best is not None:
-        yield f"A replica of the cheapest: {escape(serve_command(question, answer.best))}"
-        if question.target.name in SHAPES:
-            yield f"({question.target.name} is a shape without weights: give your model's directory there.)"
-    for note in answer.notes:
-        yield f"[yellow]Note:[/] {escape(note)}"
-
-
-def _saving_in_words(answer: Answer) -> str:
-    plain, drafted = answer.plain, answer.speculative
-    assert plain is not None
-    assert drafted is not None
-    assert answer.saving is not None
-    if answer.saving == 0 and plain.num_gpus == drafted.num_gpus:
-        faster = plain.point.tpot / drafted.point.tpot
-        return f"Speculation saves no GPU here; a token takes {faster:.2f} times less time with it."
-    words = f"Under the same objective speculation needs {drafted.num_gpus} GPUs instead of {plain.num_gpus}"
-    if answer.saving > 0:
-        return f"{words}: {answer.saving:.0%} of the hosting cost saved."
-    if answer.saving < 0:
-        return f"{words}: it costs {-answer.saving:.0%} more. Batching serves this load better."
-    return f"{words}, but machines are rented whole: no cost is saved."
-
-
-def _break_even_in_words(answer: Answer) -> str:
-    if answer.break_even is None:
-        return "Speculation gains at every number of requests shown."
-    return (
-        f"From {answer.break_even} requests in flight on a replica, batching has used up what speculation gains from: "
-        "no K gains 2 % there (a K without room in the cache counts as none)."
-    )
 
 
 def known_tables(gpus: Mapping[str, Gpu], prices: Sequence[Price]) -> Group:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,7 +15,7 @@ def say(line: str) -> None:
     console.print(f"[dim]{escape(line)}[/]", soft_wrap=True)
 
 
-def show_notes(notes: Sequence[str]) -> None:
+def show_notes(notes: Iterable[str]) -> None:
     for note in notes:
         console.print(f"[yellow]Note:[/] {escape(note)}", soft_wrap=True)
 

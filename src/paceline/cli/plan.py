@@ -7,8 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.given import refuse_unused
+from paceline.cli.writing import write_whole
 from paceline.errors import ConfigurationError
 
+_DOCUMENT = frozenset({"out", "as_json"})  # every answer can be printed and written as JSON
+_OF_DRAFT_MODEL = frozenset({"draft_quantization", "draft_tp"})
+_OF_DRAFTS = _OF_DRAFT_MODEL | {"acceptance", "acceptance_length", "k"}
 _MODELS, _LOAD, _GPUS, _MONEY, _OUTPUT = "Models", "Load and objective", "GPUs", "Money", "Output"
 
 
@@ -17,6 +22,7 @@ def _option(text: str, panel: str, *names: str) -> Any:
 
 
 def plan(
+    ctx: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -56,9 +62,16 @@ def plan(
         Path | None, _option("A JSON of 'paceline bench offline' on this GPU: fit the efficiency to it.", _GPUS)
     ] = None,
     hardware: Annotated[Path | None, _option("More GPUs, TOML (docs/plan.md).", _GPUS)] = None,
-    price: Annotated[float | None, _option("US dollars per GPU and hour.", _MONEY)] = None,
-    prices: Annotated[Path | None, _option("Your own prices, TOML (docs/plan.md).", _MONEY)] = None,
-    cloud: Annotated[str | None, _option("The price of this cloud; default: the median of all known.", _MONEY)] = None,
+    price: Annotated[
+        float | None, _option("US dollars per GPU and hour: instead of --cloud and --prices.", _MONEY)
+    ] = None,
+    prices: Annotated[
+        Path | None, _option("Your own prices, TOML (docs/plan.md): they count before list prices.", _MONEY)
+    ] = None,
+    cloud: Annotated[
+        str | None,
+        _option("The price of this cloud, machines rented whole. Default: the median of all list prices.", _MONEY),
+    ] = None,
     utilization: Annotated[float, _option("Share of the month in which the load stands. Default 1.", _MONEY)] = 1.0,
     sell_input: Annotated[float, _option("Selling price, US dollars per million tokens in.", _MONEY)] = 0.0,
     sell_output: Annotated[float, _option("Selling price, US dollars per million tokens out.", _MONEY)] = 0.0,
@@ -66,7 +79,10 @@ def plan(
     out: Annotated[Path | None, _option("Write the JSON document here.", _OUTPUT, "--out")] = None,
     as_json: Annotated[bool, _option("Print the JSON document instead of tables.", _OUTPUT, "--json")] = False,
     html: Annotated[Path | None, _option("Write a page with sliders here; it needs no network.", _OUTPUT)] = None,
-    list_known: Annotated[bool, _option("Show the GPUs and prices that are known.", _OUTPUT, "--list")] = False,
+    list_known: Annotated[
+        bool,
+        _option("Show the GPUs and prices that are known (with --hardware, --prices: yours too).", _OUTPUT, "--list"),
+    ] = False,
 ) -> None:
     """How many GPUs a load needs, what they cost, and what speculation saves: on paper, before any is rented.
 
@@ -82,14 +98,22 @@ def plan(
     from paceline.capacity.request import Request
 
     if list_known:
-        _show_known(hardware, prices)
+        refuse_unused(ctx, "--list shows what is known", but={"list_known", "hardware", "prices", *_DOCUMENT})
+        _show_known(hardware, prices, out, as_json)
         return
     if preset is not None:
-        _run_preset(preset, model, out, as_json, html)
+        refuse_unused(ctx, "--preset brings its own models, load, GPUs and prices", but={"preset", *_DOCUMENT})
+        _run_preset(preset, out, as_json)
         return
+    if draft is None:
+        refuse_unused(ctx, "Nothing drafts without --draft", only=_OF_DRAFTS if k != "0" else _OF_DRAFTS - {"k"})
+    elif draft == "ngram":
+        refuse_unused(ctx, "--draft ngram has no model", only=_OF_DRAFT_MODEL)
     if model is None:
         raise ConfigurationError("MODEL is missing: a shape such as llama-3.1-70b, a config.json or a model directory.")
-    ks = _numbers("-k", k) if k else Request(model=model).ks
+    if out is not None and html is not None and out == html:
+        raise ConfigurationError(f"--out and --html are both '{out}': give two files.")
+    ks = _numbers("-k", k) if k.strip() else Request(model=model).ks
     request = Request(
         model=model,
         draft=draft,
@@ -136,7 +160,7 @@ def _compare(request: Any, out: Path | None, as_json: bool, html: Path | None) -
     import sys
 
     from paceline.bench.report import make_console
-    from paceline.capacity.comparison import compare, comparison_table, gpu_names
+    from paceline.capacity.comparison import compare, comparison_table, comparison_words, gpu_names
     from paceline.capacity.document import document
     from paceline.capacity.hardware import load_gpus
     from paceline.capacity.tables import load_in_words
@@ -146,23 +170,23 @@ def _compare(request: Any, out: Path | None, as_json: bool, html: Path | None) -
         raise ConfigurationError(
             "--html is made for one GPU, and the page itself switches between all: give --gpu one."
         )
-    found = compare(request, gpu_names(request.gpu, load_gpus(request.hardware_file)))
+    names = gpu_names(request.gpu, load_gpus(request.hardware_file))
+    if not names:
+        raise ConfigurationError(f"--gpu '{request.gpu}' names no GPU; --list shows those that are known.")
+    found = compare(request, names)
     asked = [compared.asked for compared in found if compared.asked is not None]
-    if not asked:
-        raise ConfigurationError("Nothing fits: the weights are too large for every GPU asked for, at every --tp.")
-    show_notes([note for note in asked[0].notes if "no FP8" not in note])
+    show_notes(dict.fromkeys(note for one in asked for note in one.notes if "no FP8" not in note))
     plans = {compared.gpu: document(compared.answer, None) for compared in found if compared.answer is not None}
     text = json.dumps({"tool": "plan", "comparison": plans}, indent=1, allow_nan=False) + "\n"
     if out is not None:
-        _write(out, text)
+        write_whole(out, text)
     if as_json:
         typer.echo(text, nl=False)
         return
     console = make_console()
     console.print(comparison_table(found, load_in_words(asked[0].question)))
-    if any(not compared.question.gpu.runs_paceline for compared in asked):
-        console.print("* Paceline's kernels were not written for it: what bytes and rates allow at the same efficiency")
-    console.print("Prices: medians of list prices, GPU by GPU" if request.cloud is None else f"Prices: {request.cloud}")
+    for words in comparison_words(found):
+        console.print(words, markup=False)
     first = next(iter(plans.values()))
     command = shlex.join(["paceline", *sys.argv[1:]])
     console.print(f"{first['date'][:10]}, Paceline {first['versions']['paceline']}: {command}", markup=False)
@@ -185,9 +209,9 @@ def _run(request: Any, out: Path | None, as_json: bool, html: Path | None) -> No
     content["notes"] = [*asked.notes, *content["notes"]]
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     if out is not None:
-        _write(out, text)
+        write_whole(out, text)
     if html is not None:
-        _write(html, _page(request, asked, found))
+        write_whole(html, _page(request, asked, found), "--html")
         say(f"Page with sliders: {html}")
     if as_json:
         typer.echo(text, nl=False)
@@ -206,14 +230,7 @@ def _page(request: Any, asked: Any, found: Any) -> str:
     return render_page(page_data(found, for_every_gpu(request, asked.gpus), asked.gpus, asked.prices))
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(f"'{path}' cannot be written: {error.strerror}.") from None
-
-
-def _run_preset(name: str, model: str | None, out: Path | None, as_json: bool, html: Path | None) -> None:
+def _run_preset(name: str, out: Path | None, as_json: bool) -> None:
     """Markdown, or the rows as JSON."""
     import json
 
@@ -221,24 +238,39 @@ def _run_preset(name: str, model: str | None, out: Path | None, as_json: bool, h
 
     if name != PRESET:
         raise ConfigurationError(f"--preset '{name}' is not known; there is {PRESET}.")
-    if model is not None or html is not None:
-        raise ConfigurationError("--preset brings its own models and load: leave MODEL and --html out.")
     text = json.dumps(document(), indent=1) + "\n"
     if out is not None:
-        _write(out, text)
+        write_whole(out, text)
     typer.echo(text if as_json else render_markdown(), nl=False)
 
 
-def _show_known(hardware: Path | None, prices: Path | None) -> None:
+def _show_known(hardware: Path | None, prices: Path | None, out: Path | None, as_json: bool) -> None:
+    import json
+    from dataclasses import asdict
+
     from paceline.bench.report import make_console
     from paceline.capacity.hardware import load_gpus
     from paceline.capacity.prices import load_prices
     from paceline.capacity.tables import known_tables
 
-    make_console().print(known_tables(load_gpus(hardware), load_prices(prices)))
+    gpus = load_gpus(hardware)
+    costs = load_prices(prices, gpus)
+    known = {
+        "tool": "plan",
+        "gpus": {key: asdict(gpu) for key, gpu in gpus.items()},
+        "prices": [asdict(price) for price in costs],
+    }
+    text = json.dumps(known, indent=1, allow_nan=False) + "\n"
+    if out is not None:
+        write_whole(out, text)
+    if as_json:
+        typer.echo(text, nl=False)
+    else:
+        make_console().print(known_tables(gpus, costs))
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
+    """Each once, in the order given."""
     try:
         return tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:

@@ -99,10 +99,13 @@ function answer(data, input) {
       const best = points.reduce((a, b) => (b.tokens > a.tokens ? b : a));
       sweep.push({ concurrency, points, best, gain: best.tokens / points[0].tokens });
     }
+  const plain = fleets.find((f) => f.k === 0) || null;
   return {
     fleets, sweep, sweptTp,
-    plain: fleets.find((f) => f.k === 0) || null,
+    plain,
     speculative: fleets.find((f) => f.k > 0) || null,
+    alike: (plain && fleets.find((f) => f.k > 0 && f.tp === plain.tp)) || null, // with the plain fleet's TP
+    onlyPlain: (tp) => fleets.find((f) => f.k === 0 && f.tp === tp) || null,
   };
 }
 
@@ -192,21 +195,33 @@ function fleetCells(name, f) {
   return [
     name, f.tp, f.k, f.rented === f.gpus ? f.gpus : `${f.gpus} of ${f.rented} rented`, f.nodes,
     `${f.point.concurrency} (up to ${f.most})`, number(f.point.ttft * 1e3, 0), number(f.point.tpot * 1e3, 1),
-    number(f.tokens, 0), "$" + number(f.cost, 0), "$" + number(f.perMillionOutput, 2), "$" + number(f.perMillion, 2),
+    number(f.tokens, 0), number(f.cost, 0), number(f.perMillionOutput, 2), number(f.perMillion, 2),
     f.margin === null ? "-" : Math.round(f.margin * 100) + " %",
   ];
 }
 
-function verdict(found, gpu) {
-  const { plain, speculative: drafted } = found;
+function verdict(data, found, gpu) {
+  const { plain, speculative: drafted, alike } = found;
   if (!plain && !drafted) return `${gpu.name} cannot meet this objective at any number of requests.`;
-  if (!plain) return `Only speculation meets this objective: ${drafted.gpus} GPUs with K=${drafted.k}, TP=${drafted.tp}.`;
-  if (!drafted) return `No K meets this objective; without speculation ${plain.gpus} GPUs do.`;
-  const saved = 1 - drafted.cost / plain.cost;
-  const faster = plain.point.tpot / drafted.point.tpot;
-  if (saved > 0.001) return `Speculation saves ${Math.round(saved * 100)} % of the hosting cost: ${drafted.gpus} GPUs instead of ${plain.gpus}.`;
-  if (saved < -0.001) return `Batching serves this load better: speculation would cost ${Math.round(-saved * 100)} % more.`;
-  return `The same cost with and without; with speculation a token takes ${number(faster, 2)} times less time.`;
+  if (!plain) return `Only speculation meets this objective: ${gpuCount(drafted)} at TP=${drafted.tp}, K=${drafted.k}.`;
+  if (!drafted) return data.ks.length > 1 ? `No K meets this objective; without speculation ${gpuCount(plain)} do.` : `${gpuCount(plain)}, without a draft.`;
+  const first = alike ? `Speculation alone, TP=${plain.tp} with and without: ${against(alike, plain)}` : `At TP=${plain.tp}, the best without speculation, no K meets this objective.`;
+  if (drafted.tp === plain.tp) return first;
+  const only = found.onlyPlain(drafted.tp);
+  const there = `without speculation TP=${drafted.tp} ${only ? "needs " + gpuCount(only) : "misses the objective"}`;
+  return `${first} Each at its best TP (TP=${drafted.tp} with, TP=${plain.tp} without; ${there}): ${against(drafted, plain)}`;
+}
+
+function gpuCount(f) {
+  return f.gpus === 1 ? "1 GPU" : `${f.gpus} GPUs`;
+}
+
+function against(drafted, plain) {
+  const words = `${gpuCount(drafted)} with K=${drafted.k} instead of ${plain.gpus}`, saved = 1 - drafted.rented / plain.rented;
+  if (saved > 0) return `${words}, ${Math.round(saved * 100)} % of the hosting cost saved.`;
+  if (saved < 0) return `${words}, which costs ${Math.round(-saved * 100)} % more: batching serves this load better.`;
+  if (drafted.gpus !== plain.gpus) return `${words}, but machines are rented whole: no cost is saved.`;
+  return `as many GPUs (${plain.gpus}), and with K=${drafted.k} a token every ${number(drafted.point.tpot * 1e3, 1)} ms instead of ${number(plain.point.tpot * 1e3, 1)}.`;
 }
 
 const NS = "http://www.w3.org/2000/svg";
@@ -243,12 +258,12 @@ function chart(svg, series, xName, yName, logX) {
 
 function show(data, input) {
   const gpu = data.gpus[input.gpu], found = answer(data, input);
-  document.getElementById("verdict").textContent = verdict(found, gpu);
+  document.getElementById("verdict").textContent = verdict(data, found, gpu);
   const named = [];
   if (found.plain) named.push(["without speculation", found.plain]);
   if (found.speculative) named.push(["with", found.speculative]);
   fill(document.getElementById("fleets"),
-    ["", "TP", "K", "GPUs", "nodes", "requests a replica", "first token ms", "ms a token", "tok/s", "a month", "million out", "million tokens", "margin"],
+    ["", "TP", "K", "GPUs", "nodes", "requests a replica", "first token ms", "ms a token", "tok/s", "$ a month", "$/M output", "$/M tokens", "margin"],
     named.map(([name, f]) => fleetCells(name, f)));
   const speeds = (row) => data.ks.map((k) => row.points.find((p) => p.k === k)).map((p) => (p ? number(p.tokens, 0) : "no room"));
   fill(document.getElementById("sweep"),
@@ -264,7 +279,8 @@ function show(data, input) {
   ], "tokens a second that a user sees", "tokens a second of a replica", false);
   const price = gpu.price;
   document.getElementById("origin").textContent =
-    (price ? `List price: $${price.usd_per_gpu_hour} a GPU and hour, ${price.cloud}${price.what ? ", " + price.what : ""} (${price.source}, ${price.checked}). ` : "No list price is known for this GPU. ") +
+    (price ? `Price at the start: ${price.words}. ` : "No price is known for this GPU: the slider is a guess. ") +
+    "A month is 730 hours. " +
     (gpu.runsPaceline ? "" : "Paceline's kernels were not written for this GPU: these are its bytes and rates at the same efficiency. ") +
     "Times are means of the engine, without network and server.";
 }

@@ -1,0 +1,98 @@
+"""What follows from a plan, in sentences: below the tables of a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.markup import escape
+
+from paceline.bench.shapes import SHAPES
+from paceline.capacity.calibration import Calibration
+from paceline.capacity.economics import HOURS_PER_MONTH
+from paceline.capacity.planner import Answer, Fleet
+from paceline.capacity.serve_command import serve_command
+
+MONTH = f"A month is {HOURS_PER_MONTH:g} hours."
+
+
+def sentences(answer: Answer, calibration: Calibration | None) -> Iterator[str]:
+    """Marked up for rich."""
+    question = answer.question
+    if max(question.ks):
+        yield from saving_in_words(answer)
+        yield break_even_in_words(answer)
+    price = question.price
+    yield (
+        f"Price: {escape(price.in_words())}. {MONTH}"
+        if price
+        else "Price: none known for this GPU; give --price or --prices."
+    )
+    if question.utilization < 1:
+        yield f"The load stands for {question.utilization * 100:.3g} % of the month; GPUs are paid for all of it."
+    origin = f"calibrated with {calibration.source}" if calibration else "kernels measured one by one on an H200"
+    yield f"Efficiency: {escape(origin)}. Times are means of the engine: no network, no server in front of it."
+    if not question.gpu.runs_paceline:
+        yield (
+            f"[yellow]Note:[/] Paceline's kernels were not written for {escape(question.gpu.name)}: this is what its "
+            "bytes and rates allow at the same efficiency."
+        )
+    if answer.best is not None:
+        yield f"A replica of the cheapest: {escape(serve_command(question, answer.best))}"
+        if question.target.name in SHAPES:
+            yield f"({question.target.name} is a shape without weights: give your model's directory there.)"
+    for note in answer.notes:
+        yield f"[yellow]Note:[/] {escape(note)}"
+
+
+def saving_in_words(answer: Answer) -> Iterator[str]:
+    """Speculation alone first (the same degree of tensor parallelism), then each with the degree that suits it."""
+    plain, drafted = answer.plain, answer.speculative
+    if plain is None or drafted is None:
+        if drafted is not None:
+            yield f"Only speculation meets the objective: {gpus(drafted)} at TP={drafted.tp}, K={drafted.k}."
+        elif plain is not None:
+            yield f"No K meets the objective; without speculation {gpus(plain)} at TP={plain.tp} do."
+        return
+    alike = answer.speculative_at_plain_tp
+    if alike is None:
+        yield f"At TP={plain.tp}, the best without speculation, no K meets the objective."
+    else:
+        yield f"Speculation alone, TP={plain.tp} with and without: {_against(alike, plain)}"
+    if drafted.tp != plain.tp:
+        only = answer.cheapest(tp=drafted.tp, drafts=False)
+        at = f"without speculation TP={drafted.tp} " + (
+            "misses the objective" if only is None else f"needs {gpus(only)}"
+        )
+        yield (f"Each at its best TP (TP={drafted.tp} with, TP={plain.tp} without; {at}): {_against(drafted, plain)}")
+
+
+def _against(drafted: Fleet, plain: Fleet) -> str:
+    """Of the same objective and load."""
+    words = f"{gpus(drafted)} with K={drafted.k} instead of {plain.num_gpus}"
+    saving = 1 - drafted.rented_gpus / plain.rented_gpus
+    if saving > 0:
+        return f"{words}, {saving:.0%} of the hosting cost saved."
+    if saving < 0:
+        return f"{words}, which costs {-saving:.0%} more: batching serves this load better."
+    if drafted.num_gpus != plain.num_gpus:
+        return f"{words}, but machines are rented whole: no cost is saved."
+    return (
+        f"as many GPUs ({plain.num_gpus}), and with K={drafted.k} a token every {drafted.point.tpot * 1e3:.1f} ms "
+        f"instead of {plain.point.tpot * 1e3:.1f}."
+    )
+
+
+def gpus(fleet: Fleet) -> str:
+    return f"{fleet.num_gpus} GPU" + ("" if fleet.num_gpus == 1 else "s")
+
+
+def break_even_in_words(answer: Answer) -> str:
+    """Of the sweep: throughput of one replica, whatever the objective is."""
+    where = f"Throughput of one replica at TP={answer.swept_tp}, whatever the objective:"
+    if answer.break_even is None:
+        return f"{where} the best K gains at every number of requests shown."
+    requests = "1 request" if answer.break_even == 1 else f"{answer.break_even} requests"
+    return (
+        f"{where} from {requests} in flight on, batching has used up what speculation gains from, and no K gains 2 % "
+        "(a K without room in the cache counts as none)."
+    )

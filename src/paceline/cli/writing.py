@@ -1,0 +1,76 @@
+"""Files and folders that commands write: tried before the work that fills them, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from paceline.errors import ConfigurationError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # said, with exit status 1, by whoever runs commands
+
+
+def refusal(option: str, path: Path, error: OSError) -> Exception:
+    """What to raise instead of `error`."""
+    if error.errno in _FULL:
+        return error
+    return ConfigurationError(f"{option} '{path}' cannot be written: {error.strerror or error}.")
+
+
+def write_whole(path: Path, text: str, option: str = "--out") -> None:
+    """Under another name first, so that no half file bears this one."""
+    try:
+        target = path.resolve()  # where a link leads, not the link
+        if target.exists() and not target.is_file():  # a pipe, /dev/stdout: cannot be replaced
+            target.write_text(text, encoding="utf-8")
+            return
+        partial = target.with_name(f".{target.name}.partial")
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise refusal(option, path, error) from None
+
+
+def check_file(path: Path, option: str = "--out") -> None:
+    """Raises ConfigurationError if `path` could not be written; leaves nothing."""
+    if path.is_dir():
+        raise ConfigurationError(f"{option} '{path}' is a folder: give the name of a file.")
+    if not path.exists():
+        check_folder(path.parent, option, path)
+
+
+def check_folder(folder: Path, option: str = "--out", named: Path | None = None) -> None:
+    """`folder` must be there. `named`: what the user wrote."""
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise refusal(option, named or folder, error) from None
+
+
+class NewFolder:
+    """A folder for results: made before the work, taken away (with the parents made for it) if it stays empty."""
+
+    def __init__(self, path: Path, option: str = "--out") -> None:
+        """Raises ConfigurationError if it cannot be made or written to, or holds something."""
+        self.path = path
+        try:
+            if path.exists() and not path.is_dir():
+                raise ConfigurationError(f"{option} '{path}' is a file: give the name of a new folder.")
+            self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+            if not self._made and any(path.iterdir()):
+                raise ConfigurationError(f"{option} '{path}' is not empty: give a new folder.")
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise refusal(option, path, error) from None
+        check_folder(path, option)
+
+    def remove_if_empty(self) -> None:
+        for folder in self._made:
+            if any(folder.iterdir()):
+                return
+            folder.rmdir()
