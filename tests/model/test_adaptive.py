@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from model.pairs import generate, make_llm, make_pair, prompts, texts
 from model.test_captured import with_captured_steps
+from model.torch_forward import torch_forward
 
 from paceline import LLM, SamplingParams
 from paceline.engine import cost_cache
@@ -96,7 +97,8 @@ def test_p05_a_seed_gives_one_text_whatever_the_controller_does(pair: tuple[Path
 def test_captured_steps_are_measured_each_and_followed(pair: tuple[Path, Path]) -> None:
     with make_llm(pair[0], device="cpu") as plain:
         expected = texts(plain, prompts(6), GREEDY)
-    llm = with_captured_steps(make_llm(pair[0], {"model": str(pair[1]), "num_speculative_tokens": 3}), k=3)
+    with torch_forward():
+        llm = with_captured_steps(make_llm(pair[0], {"model": str(pair[1]), "num_speculative_tokens": 3}), k=3)
     engine = engine_of(llm)
     costs = measure_costs(engine.config, engine._executor)
     assert isinstance(costs, PaddedCosts)

@@ -22,8 +22,9 @@ TOLERANCE = 1e-4
 class Pair:
     """Our runner and transformers' logits of the same random texts."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, use_native: bool) -> None:
         self.path = path
+        self.use_native = use_native
         reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         generator = torch.Generator().manual_seed(7)
         self.texts = [torch.randint(0, 101, (length,), generator=generator).tolist() for length in LENGTHS]
@@ -31,7 +32,8 @@ class Pair:
             self.expected: list[Tensor] = [reference(torch.tensor([text])).logits[0] for text in self.texts]
 
     def runner(self, rows: Rows) -> ModelRunner:
-        runner = ModelRunner.load(ModelConfig(path=self.path, name="tiny", max_model_len=256))
+        config = ModelConfig(path=self.path, name="tiny", max_model_len=256)
+        runner = ModelRunner.load(config, use_native=self.use_native)
         runner.allocate_kv(rows.num_blocks, rows.block_size)
         return runner
 
@@ -45,9 +47,10 @@ class Pair:
         return Feed(row, start, self.texts[row][start : start + count], kept_from)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[(kind, native) for kind in KINDS for native in (True, False)], ids=str)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return Pair(make_tiny(request.param, tmp_path_factory.mktemp(request.param)))
+    kind, native = request.param
+    return Pair(make_tiny(kind, tmp_path_factory.mktemp(kind)), use_native=native)
 
 
 @pytest.mark.parametrize("shuffled", [True, False])

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from model.pairs import make_llm, make_pair, prompts, texts
 from model.tiny import make_tiny
+from model.torch_forward import torch_forward
 
 from paceline import SamplingParams
 from paceline.bench import offline
@@ -129,7 +130,8 @@ def test_phases_by_a_clock_that_counts(tmp_path: Path) -> None:
 
 def test_steps_that_run_ahead_are_counted_once(tmp_path: Path) -> None:
     """Captured steps (here by their references): what is under way when the last sequence ends is not measured."""
-    engine = engine_of(tmp_path, 3)
+    with torch_forward():
+        engine = engine_of(tmp_path, 3)
     worker: Worker = engine._executor._worker  # type: ignore[attr-defined]
     for runner in filter(None, (worker.target, worker.draft)):
         runner.use_fused = True

@@ -6,14 +6,22 @@ on a GPU it runs as graphs, and is compared with the CPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from model.pairs import generate, make_llm, make_pair, prompts, texts
+from model.torch_forward import torch_forward
 
 from paceline import LLM, SamplingParams
 from paceline.speculative.captured import CapturedDecoder
 from paceline.worker.worker import Worker
+
+
+@pytest.fixture(autouse=True)
+def without_native_forward() -> Iterator[None]:
+    with torch_forward():
+        yield
 
 
 @pytest.fixture(scope="module")

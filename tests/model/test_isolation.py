@@ -59,7 +59,8 @@ def test_nan_in_the_null_block_is_never_read(path: Path) -> None:
     rows = Rows(2, 32, BLOCK)
     runner, clean = load(path, rows), load(path, rows)
     runner.forward(rows.batch([Feed(1, 0, [POISON] * BLOCK, kept_from=BLOCK)]))
-    assert runner.pool.layers[0][0].isnan().any()
+    for layer in runner.pool.layers:
+        layer[0].fill_(float("nan"))  # whether or not the forward writes there
     feeds = [Feed(0, 0, text(17, 0)), Feed(1, 0, text(2, 1))]
     torch.testing.assert_close(runner.forward(rows.batch(feeds)).logits, clean.forward(rows.batch(feeds)).logits)
 

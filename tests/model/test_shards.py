@@ -57,7 +57,7 @@ def test_ranks_together_give_the_logits_of_the_whole(tmp_path: Path, kind: str, 
     path = make_tiny(kind, tmp_path)
     (whole,) = logits(path, 1)
     split = logits(path, size)
-    torch.testing.assert_close(split[0], whole, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(split[0], whole, atol=5e-5, rtol=1e-4)
     assert all(torch.equal(other, split[0]) for other in split[1:])  # to the bit: acceptance is decided on them
 
 

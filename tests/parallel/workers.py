@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from model.torch_forward import torch_forward
 from msgspec import structs
 
 from paceline.errors import UnsupportedModelError
@@ -42,7 +43,8 @@ class CapturedWorker(FaultyWorker):
     """Runs decode steps as a GPU does: the fused forward and the captured decoder, by their references."""
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
+        with torch_forward():
+            super().__init__(*arguments, **keywords)
         for runner in filter(None, (self.target, self.draft)):
             runner.use_fused = True
         self.captured = CapturedDecoder(

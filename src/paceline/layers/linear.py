@@ -62,6 +62,11 @@ class Linear:
         if self._packed is not None:
             self.weight = self.weight.new_empty(0)
 
+    def take_weight(self) -> Tensor:
+        """The weight [n, k], for who computes with it from now on; this linear has none any more."""
+        weight, self.weight = self.weight, self.weight.new_empty(0)
+        return weight
+
     def __call__(self, x: Tensor | QuantizedRows) -> Tensor:
         """x [M, k] -> [M, n]. Only an FP8 linear takes QuantizedRows."""
         product = self._own(x)

@@ -8,7 +8,7 @@ Contract
   stays on the device.
 - The runner knows nothing of sequences, sampling or speculation, and synchronises with the host nowhere.
 - On a GPU the forward is the fused one (models/fused.py); `forward_paged` is what captured steps call, with every
-  index on the device.
+  index on the device. On a CPU it is the one in C++ (models/native.py), where there is a compiler; else llama.py's.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from paceline.models.draft_head import frequent_tokens, read_counts, read_map
 from paceline.models.fused import PagedBatch
 from paceline.models.llama import LlamaModel
 from paceline.models.loader import FP8, fill_dummy, load_weights
+from paceline.models.native import NativeForward, native_forward
 from paceline.models.quantization import LinearFormats, choose_formats
 from paceline.runner.attention_plan import plan_attention
 from paceline.runner.forward_batch import ForwardBatch
@@ -51,9 +52,12 @@ class ModelRunner:
         kv_dtype: torch.dtype | None = None,
         *,
         use_fused: bool | None = None,
+        native: NativeForward | None = None,
     ) -> None:
-        """`use_fused`: the fused forward; None: on a GPU. (Elsewhere its kernels run as their torch references.)"""
+        """`use_fused`: the fused forward; None: on a GPU. (Elsewhere its kernels run as their torch references.)
+        `native`: what has taken the model's weights over."""
         self.model = model
+        self.native = native
         self.formats = formats
         self.weight_bytes = weight_bytes
         self.architecture: Architecture = model.arch
@@ -74,10 +78,12 @@ class ModelRunner:
         group: Group = ALONE,
         seed: int = 0,
         fp8_products: bool | None = None,
+        use_native: bool = True,
     ) -> ModelRunner:
         """Read `config.path`; load_format 'dummy' needs only its config.json and fills from `seed`.
 
-        `group`: the ranks that share the model; each reads only its own slices.
+        `group`: the ranks that share the model; each reads only its own slices. `use_native`: on a CPU the forward in
+        C++ where it can be had; False is its reference.
         `fp8_products` None: as the device has them. True on a CPU computes what FP8 kernels would, by their slow
         references: to measure and to test quality.
         """
@@ -101,9 +107,13 @@ class ModelRunner:
         else:
             load_weights(model.checkpoint_parts(), config.path, tied_embeddings=architecture.tied_embeddings)
         _reduce_head(model, config)
-        model.pack()
+        kv_dtype = FP8 if config.kv_cache_dtype == "fp8" else None
+        native = native_forward(model) if use_native and kv_dtype is None else None
+        if native is None:
+            model.pack()
         weight_bytes = model.num_bytes if device.type == "cpu" else _allocated_bytes(device) - before
-        return cls(model, formats, weight_bytes, FP8 if config.kv_cache_dtype == "fp8" else None)
+        weight_bytes += native.num_bytes if native is not None else 0
+        return cls(model, formats, weight_bytes, kv_dtype, native=native)
 
     def bytes_per_block(self, block_size: int) -> int:
         return bytes_per_block(self.architecture, self.kv_dtype, block_size)
@@ -120,6 +130,12 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         pool = self.pool
+        if self.native is not None:
+            logits, finite = self.native.forward(
+                batch.token_ids, batch.positions, batch.slot_mapping, batch.block_tables, batch.query_lens,
+                batch.logits_indices, pool.layers,
+            )  # fmt: skip
+            return ForwardOutput(logits=logits, finite=finite)
         if self.use_fused:
             hidden = self.forward_paged(_paged(batch))
         else:
@@ -137,7 +153,7 @@ class ModelRunner:
     def compile(self, max_tokens: int, max_logits: int) -> None:
         """Compile on a CPU what a step of up to `max_tokens` tokens and `max_logits` rows of logits will want: later
         it would take memory and milliseconds from a server that is at work."""
-        if self.device.type != "cpu":
+        if self.device.type != "cpu" or self.native is not None:
             return
         for rows in product_sizes(max_tokens):
             with one_thread(is_small(self._weights, self._bytes, rows)):
