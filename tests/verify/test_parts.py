@@ -241,3 +241,32 @@ def test_nothing_to_say_is_no_pass(pair: tuple[str, str], monkeypatch: pytest.Mo
     monkeypatch.setattr("paceline.verify.law_check.MIN_GROUP", 1000)
     with pytest.raises(PacelineError, match="more than --samples 32"):
         verify(options(pair, samples=32))
+
+
+def _calling_itself_fp8(model: str, **arguments: Any) -> LLM:
+    """A CPU has no FP8 products: an engine that only says so."""
+    llm = LLM(model, **arguments)
+    table = llm.describe() | {"target quantization": "fp8 (E4M3), a scale a row, quantised while loading"}
+    llm.describe = lambda: table  # type: ignore[method-assign]
+    return llm
+
+
+def test_an_fp8_target_is_held_to_its_own_law_and_rounding(pair: tuple[str, str]) -> None:
+    report = verify(options(pair, parts=("parity",)), make_llm=_calling_itself_fp8)
+    assert report.about["oracle"] == EngineOracle.name
+    assert report.about["dtype"] == "float32 with FP8"
+    with pytest.raises(ConfigurationError, match="before they were quantised"):
+        verify(options(pair, parts=("parity",), oracle="transformers"), make_llm=_calling_itself_fp8)
+
+
+def test_quantizing_for_a_verification_needs_no_dtype(pair: tuple[str, str]) -> None:
+    asked: list[str] = []
+
+    def watched(model: str, **arguments: Any) -> LLM:
+        asked.append(arguments["dtype"])
+        raise PacelineError("enough is known")
+
+    for engine in ({"quantization": "fp8"}, {}):
+        with pytest.raises(PacelineError, match="enough"):
+            verify(options(pair, engine=engine), make_llm=watched)
+    assert asked == ["bfloat16", "float32"]

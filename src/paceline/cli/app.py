@@ -351,8 +351,13 @@ def verify(
         list[str] | None, typer.Option(help="law, parity or seeds. May be repeated. Default: all.", show_default=False)
     ] = None,
     oracle: Annotated[
-        str, typer.Option(help="Where the exact law comes from: transformers, or engine (without speculation).")
-    ] = "transformers",
+        str | None,
+        typer.Option(
+            help="Where the exact law comes from: transformers, or engine (without speculation). Default: "
+            "transformers; of an FP8 target, engine.",
+            show_default=False,
+        ),
+    ] = None,
     url: Annotated[
         str | None, typer.Option(help="Verify a running server instead, for parity and seeds.", show_default=False)
     ] = None,

@@ -60,7 +60,7 @@ class Choices:
     adaptive: bool = False
     methods: Sequence[str] = ()
     only: Sequence[str] = ()
-    oracle: str = "transformers"
+    oracle: str | None = None
 
 
 def run_verify(model: str | None, engine: dict[str, Any], choices: Choices, files: Files) -> int:

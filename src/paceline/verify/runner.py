@@ -46,6 +46,7 @@ class Options:
 
     samples: answers of each case; the error that can be found falls with their square root.
     adaptive: K is chosen by load and acceptance, up to each of `numbers`.
+    oracle: transformers or engine; None: transformers, or of a target that runs in FP8 the engine.
     """
 
     model: str
@@ -59,7 +60,7 @@ class Options:
     quick: bool = False
     adaptive: bool = False
     methods: tuple[str, ...] = cases.METHODS
-    oracle: str = "transformers"
+    oracle: str | None = None
     parts: tuple[str, ...] = PARTS
 
     def __post_init__(self) -> None:
@@ -75,7 +76,7 @@ class Options:
             )
         if not self.parts or not set(self.parts) <= set(PARTS):
             raise ConfigurationError(f"--only takes {', '.join(PARTS)}; not {', '.join(self.parts) or 'nothing'}.")
-        if self.oracle not in ("transformers", "engine"):
+        if self.oracle not in (None, "transformers", "engine"):
             raise ConfigurationError(f"--oracle is transformers or engine, not '{self.oracle}'.")
 
 
@@ -135,7 +136,8 @@ class _Run:
             config = llm.config
             self.tokenizer = None if self.options.engine.get("skip_tokenizer_init") else llm.get_tokenizer()
             self.ends = config.model.eos_token_ids
-            self.precision: Precision = PRECISIONS[config.model.dtype]
+            self.is_fp8 = _is_fp8(llm)
+            self.precision: Precision = PRECISIONS["fp8" if self.is_fp8 else config.model.dtype]
             ids = self._prompt_ids(config.cache.block_size)
             self.parity_prompts = ids[:_NUM_PARITY_PROMPTS]
             wanted = cases.parity_settings(self.ends) if "parity" in self.options.parts else []
@@ -200,7 +202,7 @@ class _Run:
     @contextmanager
     def _open(self, mode: Mode | None, **more: Any) -> Iterator[LLM]:
         arguments = {
-            "dtype": "float32",
+            "dtype": "bfloat16" if self.options.engine.get("quantization") else "float32",
             "max_num_batched_tokens": _MAX_NUM_BATCHED_TOKENS,
             **self.options.engine,
             **more,
@@ -236,7 +238,12 @@ class _Run:
         return [prompts.cut(prompt, self.oracle, self.block_size) for prompt in ids[:_NUM_LAW_PROMPTS]]
 
     def _oracle(self) -> Oracle:
-        if self.options.oracle == "transformers":
+        if self.is_fp8 and self.options.oracle == "transformers":
+            raise ConfigurationError(
+                "--oracle transformers computes the law of the weights before they were quantised, which is not this "
+                "FP8 target's. Leave --oracle out: Paceline without speculation then says what the law is."
+            )
+        if not self.is_fp8 and self.options.oracle != "engine":
             return Remembering(TransformersOracle(self.path, self.vocab_size))
         self.not_tested.append("repetition_penalty: this oracle gives log-probabilities, which do not tell its law")
         open_plain = partial(self._open, None, max_logprobs=-1, skip_tokenizer_init=True)
@@ -246,7 +253,7 @@ class _Run:
         return {
             "target": self.options.model,
             "draft": self.options.draft or "n-gram",
-            "dtype": config.model.dtype,
+            "dtype": config.model.dtype + (" with FP8" if self.is_fp8 else ""),
             "device": config.device,
             "seed": str(self.options.seed),
             "answers of each case": str(self.options.samples),
@@ -381,3 +388,9 @@ def _parity_in_words(difference: Difference) -> str:
         f"{difference.speculative_logit}), without {difference.plain_token} {difference.plain_text!r} (logit "
         f"{difference.plain_logit}). The logits are further apart than {difference.tolerance}: a fault, no near-tie."
     )
+
+
+def _is_fp8(llm: LLM) -> bool:
+    """Does the target compute or keep its cache in FP8 on this machine, whatever its checkpoint holds?"""
+    table = llm.describe()
+    return "fp8" in table.get("target quantization", "") or "float8" in table.get("KV cache dtype", "")
