@@ -30,15 +30,17 @@ from hypothesis import strategies as st
 from paceline.bench.page import renderers
 from paceline.bench.serve import latency
 from paceline.bench.serve.ask import Listener, ask, fill, now_ns, speculation_counts
+from paceline.bench.serve.compare import break_even
 from paceline.bench.serve.counters import Counters, parse_counters
 from paceline.bench.serve.counting import TextTally, make_tally, shared
 from paceline.bench.serve.http_stream import StreamClient, StreamError, server_url
-from paceline.bench.serve.intervals import estimate, percentile, ratio
+from paceline.bench.serve.intervals import Estimate, estimate, percentile, ratio
 from paceline.bench.serve.load import closed_loop, open_loop
 from paceline.bench.serve.objectives import parse_objectives
 from paceline.bench.serve.options import ServeOptions
 from paceline.bench.serve.prompts import arrivals, order, read_prompts, synthetic_prompts
 from paceline.bench.serve.records import Load, RawWriter, read_raw
+from paceline.bench.serve.results import Comparison
 from paceline.bench.serve.sse import BadEventError, EventReader, read_chunk
 from paceline.bench.serve.summary import summarize
 from paceline.cli import main
@@ -303,11 +305,32 @@ def test_p33_summary_of_two_arms_and_their_break_even() -> None:
     assert summarize(two_arms()) == results  # derived, and from nothing but the records
 
 
-def test_break_even_says_so_where_there_is_none() -> None:
-    for gains, words in (((1.5, 1.2), "no fewer"), ((0.9, 0.8), "fewer tokens a second than off at 1 to 8 users")):
-        (even,) = summarize(two_arms(gains=gains)).break_even
-        assert even.users is None
-        assert words in even.words
+def gain_of(users: float, value: float, width: float = 0.05) -> Comparison:
+    return Comparison("on", "off", Load("users", users), Estimate(value, value - width, value + width), None, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((1.5, 1.2, 1.1), "on gives more tokens a second than off at 1, 4 and 8 users."),
+        ((0.9, 0.8, 0.7), "on gives fewer tokens a second than off at 1, 4 and 8 users."),
+        ((0.8, 1.2, 1.3), "on gives more tokens a second than off at 4 and 8 users and fewer at 1 user."),
+        ((1.5, 1.1, 0.8), "on gains up to about 5.04 users; above that off gives more tokens a second."),
+        (
+            (1.5, 1.01, 0.8),
+            "on gains up to about 4.13 users; above that off gives more tokens a second. At 4 users the 95 % interval "
+            "of the gain holds both gain and loss.",
+        ),
+        (
+            (1.5, 1.01, 0.98),
+            "on gives more tokens a second than off at 1 user. At 4 and 8 users the 95 % interval of the gain holds "
+            "both gain and loss. By the measured values alone, on gains up to about 5.04 users.",
+        ),
+    ],
+)
+def test_gains_and_break_even_in_words(values: tuple[float, ...], words: str) -> None:
+    (even,) = break_even([gain_of(users, value) for users, value in zip((1, 4, 8), values, strict=True)])
+    assert even.words == words
 
 
 def test_failures_are_counted_and_left_out() -> None:
@@ -470,10 +493,13 @@ def test_arrivals_do_not_wait_for_answers() -> None:
     [
         ({"servers": {"a": "nowhere"}}, "not an address"),
         ({"speculation": ["maybe"]}, "--speculation maybe"),
-        ({"loads": [Load("users", 0)]}, "not possible"),
+        ({"loads": [Load("users", 0)]}, "--concurrency must be from 1"),
+        ({"loads": [Load("rate", 1e-300)]}, "--rate must be from"),
+        ({"seeds": [-1]}, "--seeds must be from 0"),
+        ({"input_len": 10**6, "num_prompts": 10**6}, "--input-len 1000000 is too much for so many prompts"),
         ({"loads": []}, "No load"),
         ({"seeds": []}, "--seeds"),
-        ({"max_tokens": 0}, "--max-tokens 0"),
+        ({"max_tokens": 0}, "--max-tokens must be from 1"),
         ({"prompts": Path("x"), "input_len": 5}, "give one"),
         ({"counting": "tokenizer"}, "needs --tokenizer"),
         ({"extra_body": {"stream": False}}, "'stream' is set"),
@@ -624,6 +650,9 @@ def test_text_tally_without_text_has_no_events() -> None:
 
 def test_a_gain_that_intervals_do_not_show_is_said_to_be_unsure() -> None:
     (even,) = summarize(two_arms(gains=(1.02, 1.01))).break_even
-    assert "interval holds both gain and loss at 1, 8 users" in even.words
+    assert even.words == (
+        "No difference in tokens a second between on and off is shown: at 1 and 8 users the 95 % interval of the gain "
+        "holds both gain and loss."
+    )
     (one,) = summarize(two_arms(users=(4,), gains=(1.5,))).break_even
     assert "at 4 users" in one.words

@@ -36,7 +36,7 @@ class SyntheticAcceptance:
 
     def __post_init__(self) -> None:
         if (self.rate is None) == (self.length is None):
-            raise ConfigurationError("Give either a synthetic acceptance rate or a synthetic acceptance length.")
+            raise ConfigurationError("Give either --synthetic-acceptance or --synthetic-acceptance-length, not both.")
         if self.rate is not None and not 0.0 <= self.rate <= 1.0:
             raise ConfigurationError(
                 f"--synthetic-acceptance {self.rate} is not a probability: give P(a draft is kept | those before it "

@@ -73,9 +73,14 @@ def _hardware(device: str | None) -> dict[str, Any]:
 
 def local_hardware() -> str:
     """This machine in words: its GPUs if nvidia-smi lists any, and its processor."""
-    processor = f"{os.cpu_count()} x {_cpu_name()}"
     names = _gpu_names()
-    return ", ".join([*(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)), processor])
+    cards = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
+    return ", ".join([*cards, processor_in_words(_cpu_name(), os.cpu_count())])
+
+
+def processor_in_words(name: str, cores: int | None) -> str:
+    """'AMD EPYC 9654, 2 cores': a number in front of a processor's name would be read as sockets."""
+    return f"{name}, {cores or '?'} core" + ("" if cores == 1 else "s")
 
 
 def _gpu_names() -> list[str]:
@@ -91,5 +96,6 @@ def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+        lines = []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine() or "unknown processor"

@@ -13,6 +13,7 @@ from typing import Any
 from paceline.arguments import resolve_arguments
 from paceline.arguments.resolve import MAX_NUM_BATCHED_TOKENS
 from paceline.bench.acceptance import SyntheticAcceptance
+from paceline.bench.bounds import Bounds
 from paceline.bench.measure import Workload
 from paceline.bench.shapes import Located, locate_model
 from paceline.config import EngineConfig
@@ -31,12 +32,18 @@ class Sweep:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.batches or min(self.batches) < 1:
-            raise ConfigurationError(f"--batch {list(self.batches)}: give numbers of sequences, 1 or more.")
-        if not self.ks or min(self.ks) < 0:
-            raise ConfigurationError(f"-k {list(self.ks)}: give numbers of drafts a step, 0 or more.")
-        if self.input_len < 1 or self.output_len < 2 or self.repeats < 1:
-            raise ConfigurationError("--input-len and --repeats must be at least 1, and --output-len at least 2.")
+        numbers = [
+            *(("--batch", Bounds(1, 65_536, "sequences"), batch) for batch in self.batches),
+            *(("-k", Bounds(0, 1024, "drafts a step"), k) for k in self.ks),
+            ("--input-len", Bounds(1, 1e7, "tokens"), self.input_len),
+            ("--output-len", Bounds(2, 1e7, "tokens"), self.output_len),
+            ("--repeats", Bounds(1, 1e4), self.repeats),
+            ("--temperature", Bounds(0, 100), self.temperature),
+            ("--seed", Bounds(-(2**63), 2**63), self.seed),
+        ]
+        problems = [problem for name, bounds, value in numbers if (problem := bounds.problem(name, value))]
+        if problems:
+            raise ConfigurationError(" ".join(problems))
 
     def place(self, k: int) -> int:
         """Of K in the order that the user gave."""

@@ -9,8 +9,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from paceline.capacity.bounds import Bounds
-from paceline.capacity.files import read_text
+from paceline.bench.bounds import Bounds
+from paceline.bench.files import read_text
 from paceline.errors import ConfigurationError, did_you_mean
 
 _RATE = Bounds(1e-3, 1e6)  # of no card, on either side: formulas divide by these

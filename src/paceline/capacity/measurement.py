@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.capacity.bounds import Bounds
-from paceline.capacity.files import read_text
+from paceline.bench.bounds import Bounds
+from paceline.bench.files import read_text
 from paceline.capacity.hardware import Gpu
 from paceline.capacity.pair import PlannedModel, read_model
 from paceline.errors import ConfigurationError
@@ -168,7 +168,7 @@ def _whole(row: Mapping[str, Any], name: str, bounds: Bounds, where: str) -> int
 def _num_steps(row: dict[str, Any], runs: list[dict[str, Any]], where: str) -> int | None:
     """Of the run that the row stands for; None where runs are not told."""
     own = [run for run in runs if all(run[name] == row[name] for name in ("batch", "k", "draft_loaded"))]
-    speed = row["decode_tokens_per_second"]
+    speed = float(row["decode_tokens_per_second"])
 
     def distance(run: dict[str, Any]) -> float:
         tokens = _number(run, "decode_tokens", Bounds(0, 1e15), where)

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paceline.capacity.bounds import Bounds
+from paceline.bench.bounds import Bounds
 from paceline.capacity.hardware import Gpu, check_kind, find_gpu, load_gpus, packaged_toml, read_toml
 from paceline.errors import ConfigurationError, did_you_mean
 

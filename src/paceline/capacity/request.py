@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 
 from paceline.bench.acceptance import SyntheticAcceptance
-from paceline.capacity.bounds import Bounds
+from paceline.bench.bounds import Bounds
 from paceline.capacity.calibration import Calibration, calibrate
 from paceline.capacity.economics import Selling
 from paceline.capacity.efficiency import Efficiency

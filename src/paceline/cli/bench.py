@@ -11,12 +11,15 @@ import typer
 
 from paceline.cli.bench_serve import report, serve
 from paceline.cli.finite import App
+from paceline.cli.given import refuse_unused
+from paceline.cli.writing import check_file, write_whole
 from paceline.errors import ConfigurationError
 
 bench_app = App(no_args_is_help=True, help="Measure speed: of a running server, or of the engine alone.")
 bench_app.command()(serve)
 bench_app.command()(report)
 
+_OF_DRAFT = frozenset({"draft_quantization", "quantize_draft_lm_head", "draft_tensor_parallel_size"})
 _MODEL, _SPECULATION, _RUN, _ENGINE = "Models", "Speculation", "Runs", "Engine"
 
 
@@ -26,6 +29,7 @@ def _option(text: str, panel: str, *names: str) -> Any:
 
 @bench_app.command()
 def offline(
+    ctx: typer.Context,
     model: Annotated[str, _option("A shape (llama-3.1-70b), a config.json, a directory or a known model.", _MODEL)],
     draft: Annotated[str | None, _option("The draft, likewise; or 'ngram'.", _MODEL)] = None,
     load_format: Annotated[
@@ -56,7 +60,9 @@ def offline(
     batch: Annotated[str, _option("Numbers of sequences, such as 1,8,32. Default 1.", _RUN)] = "1",
     input_len: Annotated[int, _option("Tokens of a prompt. Default 128.", _RUN)] = 128,
     output_len: Annotated[int, _option("Tokens of an answer. Default 256.", _RUN)] = 256,
-    repeats: Annotated[int, _option("Runs of each batch and K; the median counts. Default 1.", _RUN)] = 1,
+    repeats: Annotated[
+        int, _option("Runs of each batch and K; the median counts (of two in the middle the slower). Default 1.", _RUN)
+    ] = 1,
     temperature: Annotated[float, _option("Default 0.", _RUN)] = 0.0,
     seed: Annotated[int, _option("Of prompts and sampling. Default 0.", _RUN)] = 0,
     bandwidth: Annotated[float | None, _option("Of the memory in GB/s; measured if not given.", _RUN)] = None,
@@ -86,8 +92,17 @@ def offline(
       paceline bench offline --model smollm2-135m-instruct --draft smollm2-135m-instruct-draft -k 0,5
     """
     from paceline.bench.acceptance import SyntheticAcceptance
+    from paceline.bench.bounds import Bounds
     from paceline.bench.sweep import Models, Sweep
 
+    if draft is None:
+        refuse_unused(ctx, "Without --draft there is none to set up", only=_OF_DRAFT)
+    elif draft == "ngram":
+        refuse_unused(ctx, "--draft ngram has no model", only=_OF_DRAFT)
+    if bandwidth is not None and (problem := Bounds(1e-3, 1e6, "GB/s").problem("--bandwidth", bandwidth)):
+        raise ConfigurationError(problem)
+    if out is not None:
+        check_file(out)
     acceptance = None
     if synthetic_acceptance is not None or synthetic_acceptance_length is not None:
         acceptance = SyntheticAcceptance(synthetic_acceptance, synthetic_acceptance_length)
@@ -128,11 +143,16 @@ def offline(
         temperature=temperature,
         seed=seed,
     )
-    _run(models, sweep, bandwidth, out)
+    cases: list[Any] = []
+    try:
+        _run(models, sweep, bandwidth, out, cases)
+    except KeyboardInterrupt:
+        _say_interrupted(len(cases), out)
+        raise
 
 
-def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None) -> None:
-    """Ceiling, progress, table, JSON."""
+def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None, cases: list[Any]) -> None:
+    """Ceiling, progress, table, JSON. `cases` receives what is over."""
     from dataclasses import asdict
 
     from paceline.bench import report
@@ -156,8 +176,6 @@ def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None) -> 
         def described(table: dict[str, str]) -> None:
             configurations.append(table)
             show_configuration(table)
-
-        cases: list[Any] = []
 
         def content(*more: str) -> dict[str, Any]:
             return report.document(
@@ -185,9 +203,17 @@ def _write(out: Path | None, content: Callable[..., dict[str, Any]], *more: str)
     import json
 
     if out is not None:
-        partial = out.with_name(f".{out.name}.partial")
-        partial.write_text(json.dumps(content(*more), indent=1) + "\n")
-        partial.replace(out)
+        write_whole(out, json.dumps(content(*more), indent=1) + "\n")
+
+
+def _say_interrupted(num_cases: int, out: Path | None) -> None:
+    from paceline.cli.console import say
+
+    if num_cases and out is not None:
+        cases = "one case that was" if num_cases == 1 else f"{num_cases} cases that were"
+        say(f"Interrupted: {out} holds the {cases} over.")
+    else:
+        say("Interrupted: nothing is kept" + (" (--out FILE keeps what is over)." if num_cases else "."))
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

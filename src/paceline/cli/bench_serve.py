@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.writing import NewFolder, make_folder, refusal
 from paceline.errors import ConfigurationError, PacelineError
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def report(
     from paceline.bench.serve.reading import combine, read_results
 
     results = combine([read_results(path) for path in files], baseline)
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     _show(results, results.notes)
     _write_report(results, out)
 
@@ -186,11 +187,9 @@ def _run(options: Any, out: Path | None, api_key: str | None) -> None:
     from paceline.cli.console import say, show_notes
 
     folder = out or Path(f"paceline-bench-{datetime.now(UTC):%Y%m%d-%H%M%S}")
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigurationError(f"--out {folder} is not empty: give a new folder.")
+    made = NewFolder(folder)
     show_notes(missing_packages())
     raw = folder / "requests.jsonl"
-    folder.mkdir(parents=True, exist_ok=True)
     broken: BaseException | None = None
     try:
         with BenchProgress(len(options.loads) * len(options.seeds)) as progress:
@@ -201,8 +200,9 @@ def _run(options: Any, out: Path | None, api_key: str | None) -> None:
     results = summarize(recorded) if recorded else None
     if recorded is None or results is None or not results.cases:
         raw.unlink(missing_ok=True)
-        if not any(folder.iterdir()):
-            folder.rmdir()
+        made.remove_if_empty()
+        if isinstance(broken, KeyboardInterrupt):
+            say("Interrupted before the first case was over: there is nothing to keep, and no file was left.")
         raise broken or PacelineError("Nothing was measured.")
     if broken is not None:
         results.notes.append(f"The run did not end: {str(broken) or 'interrupted'}. These are the cases before that.")
@@ -231,9 +231,16 @@ def _write_report(results: Results, folder: Path) -> None:
     from paceline.bench.page.renderers import write_report
     from paceline.cli.console import say, show_notes
 
-    written, notes = write_report(results, folder)
+    try:
+        written, notes = write_report(results, folder)
+    except OSError as error:
+        raise refusal("--out", Path(error.filename or folder), error) from None
     show_notes(notes)
     say(f"Wrote {', '.join(map(str, written))}.")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _parts(text: str) -> list[str]:
@@ -245,7 +252,10 @@ def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[floa
     try:
         return list(dict.fromkeys(kind(part) for part in _parts(text)))
     except ValueError:
-        raise ConfigurationError(f"{option} {text}: give numbers, separated by commas, such as 1,2,4.") from None
+        words = "whole numbers" if kind is int else "numbers"
+        raise ConfigurationError(
+            f"{option} {_short(text)}: give {words}, separated by commas, such as 1,2,4."
+        ) from None
 
 
 def _loads(concurrency: str | None, rate: str | None) -> list[Load]:
@@ -282,7 +292,8 @@ def _named_numbers(option: str, given: Iterable[str], kind: type[int] | type[flo
         try:
             found[name] = kind(value)
         except ValueError:
-            raise ConfigurationError(f"{option} {text}: '{value}' is not such a number.") from None
+            words = "a whole number" if kind is int else "a number"
+            raise ConfigurationError(f"{option} {_short(text)}: '{_short(value)}' is not {words}.") from None
     return found
 
 
@@ -292,12 +303,16 @@ def _object(option: str, text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = json.loads(text, parse_constant=_no_json)
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ConfigurationError(f"{option} {text}: give a JSON object.")
+        raise ConfigurationError(f"{option} {_short(text)}: give a JSON object.")
     return found
+
+
+def _no_json(word: str) -> Any:
+    raise ValueError(word)
 
 
 def _objectives_only(words: Sequence[str], goodput: Sequence[str] | None) -> Sequence[str]:

@@ -52,6 +52,17 @@ def check_folder(folder: Path, option: str = "--out", named: Path | None = None)
         raise refusal(option, named or folder, error) from None
 
 
+def make_folder(path: Path, option: str = "--out") -> None:
+    """There and writable from here on, whatever it holds. Raises ConfigurationError if it cannot be."""
+    try:
+        if path.exists() and not path.is_dir():
+            raise ConfigurationError(f"{option} '{path}' is a file: give the name of a folder.")
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refusal(option, path, error) from None
+    check_folder(path, option)
+
+
 class NewFolder:
     """A folder for results: made before the work, taken away (with the parents made for it) if it stays empty."""
 
@@ -59,17 +70,15 @@ class NewFolder:
         """Raises ConfigurationError if it cannot be made or written to, or holds something."""
         self.path = path
         try:
-            if path.exists() and not path.is_dir():
-                raise ConfigurationError(f"{option} '{path}' is a file: give the name of a new folder.")
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
-            if not self._made and any(path.iterdir()):
+            if path.is_dir() and any(path.iterdir()):
                 raise ConfigurationError(f"{option} '{path}' is not empty: give a new folder.")
-            path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise refusal(option, path, error) from None
-        check_folder(path, option)
+        make_folder(path, option)
 
     def remove_if_empty(self) -> None:
+        """An empty folder that was there before stays."""
         for folder in self._made:
             if any(folder.iterdir()):
                 return

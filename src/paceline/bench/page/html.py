@@ -61,7 +61,8 @@ def _figure(place: int, chart: Chart, caption: str) -> str:
 def _table(table: Table) -> str:
     head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
-    return f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>'
+    note = f'<p class="soft">{escape(table.note)}</p>' if table.note else ""
+    return f'<div class="wide"><table><tr>{head}</tr>{rows}</table></div>{note}'
 
 
 def _plotly(chart: Chart) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def markdown(results: Results, picture: str | None = None) -> str:
     if picture is not None:
         parts.append(f"![Charts]({picture})")
     for table in all_tables(results):
-        parts += [f"## {table.title}", _table(table)]
+        parts += [f"## {table.title}", _table(table), *([table.note] if table.note else [])]
     if results.notes:
         parts += ["## Notes", "\n".join(f"- {note}" for note in results.notes)]
     parts += ["## How this was measured", _table(Table("", ("", ""), provenance(results)))]

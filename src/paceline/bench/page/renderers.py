@@ -32,7 +32,7 @@ def write_report(results: Results, folder: Path) -> tuple[list[Path], list[str]]
         from paceline.bench.page.html import html_page
 
         written.append(folder / "report.html")
-        written[-1].write_text(html_page(results))
+        written[-1].write_text(html_page(results), encoding="utf-8")
     picture = None
     if find_spec("matplotlib") is not None:
         from paceline.bench.page.png import write_png
@@ -41,5 +41,5 @@ def write_report(results: Results, folder: Path) -> tuple[list[Path], list[str]]
         written.append(folder / picture)
         write_png(results, written[-1])
     written.append(folder / "report.md")
-    written[-1].write_text(markdown(results, picture))
+    written[-1].write_text(markdown(results, picture), encoding="utf-8")
     return written, missing_packages()

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 from paceline.bench.page.words import NOTHING, number, with_interval
 from paceline.bench.serve.results import STATISTICS, Case, Results
 
+_OWN = "paceline bench serve"
 _METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "gap": "gap between chunks", "e2e": "E2E"}
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """`note`: what a reader must know to read it right; shown with it."""
+
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 def overview(results: Results) -> Table:
@@ -48,7 +52,18 @@ def overview(results: Results) -> Table:
              *(number(case.latency(m, s)) for m in ("ttft", "tpot") for s in ("p50", "p99")),
              *_cells(has, cells, "tok/pass", "within SLO", "$/M tokens"), f"{case.num_failed} of {case.num_requests}"]
         )  # fmt: skip
-    return Table("Output tokens a second, latency in milliseconds", headings, rows)
+    return Table("Output tokens a second, latency in milliseconds", headings, rows, _what_speed_is(results))
+
+
+def _what_speed_is(results: Results) -> str:
+    """Only of runs of our own: other tools' are said in their notes."""
+    if not any(source.tool == _OWN for source in results.origins):
+        return ""
+    return (
+        "tok/s counts the time in which every user had a request under way (with arrivals: all of it). The end of a "
+        "round, where users have run out of prompts, is left out: output tokens over seconds, and the speeds shown "
+        "while it ran, count it and are mostly lower."
+    )
 
 
 def _given(has: dict[str, bool], *names: str) -> list[str]:

@@ -15,7 +15,7 @@ def tables(results: Results) -> list[RichTable]:
 
 
 def _rich(table: Table) -> RichTable:
-    found = RichTable(title=table.title)
+    found = RichTable(title=table.title, caption=escape(table.note) or None, caption_justify="left")
     for place, heading in enumerate(table.headings):
         found.add_column(escape(heading), justify="left" if place < 2 else "right")
     for row in table.rows:

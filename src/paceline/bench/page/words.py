@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.bench.environment import processor_in_words
 from paceline.bench.serve.intervals import Estimate
 from paceline.bench.serve.results import Results
 
@@ -51,7 +52,7 @@ def provenance(results: Results) -> list[tuple[str, str]]:
 def _client(hardware: Any) -> str:
     if not isinstance(hardware, dict):
         return ""
-    return f"{hardware.get('cpu_cores', '?')} x {hardware.get('cpu', 'unknown')}"
+    return processor_in_words(hardware.get("cpu", "unknown processor"), hardware.get("cpu_cores"))
 
 
 def _server(arm: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from itertools import pairwise
 
 import numpy as np
@@ -80,35 +81,62 @@ def break_even(compared: Sequence[Comparison]) -> list[BreakEven]:
             if c.arm == arm and c.throughput_gain is not None and c.load.kind == "users"
         }
         if gains:
-            even = _break_even(arm, baseline, sorted((users, gain.value) for users, gain in gains.items()))
-            even.words += _doubt(gains)
-            found.append(even)
+            found.append(_break_even(arm, baseline, dict(sorted(gains.items()))))
     return found
 
 
-def _doubt(gains: Mapping[float, Estimate]) -> str:
-    """Where the intervals cannot tell a gain from a loss."""
-    unsure = [
-        f"{users:g}" for users, gain in sorted(gains.items()) if gain.low and gain.high and gain.low < 1 < gain.high
-    ]
-    return f" The 95 % interval holds both gain and loss at {', '.join(unsure)} users." if unsure else ""
-
-
-def _break_even(arm: str, baseline: str, points: Sequence[tuple[float, float]]) -> BreakEven:
+def _break_even(arm: str, baseline: str, gains: Mapping[float, Estimate]) -> BreakEven:
     """Where the gain last falls through 1, straight between two points over the logarithm of the users."""
-    first, last = points[0], points[-1]
-    loads = f"{first[0]:g} to {last[0]:g} users" if len(points) > 1 else Load("users", first[0]).label
     users = None
-    for (one, before), (two, after) in pairwise(points):
+    for (one, before), (two, after) in pairwise((users, gain.value) for users, gain in gains.items()):
         if before >= 1 > after:
             place = (before - 1) / (before - after)
             users = math.exp(math.log(one) + place * (math.log(two) - math.log(one)))
-    if users is not None:
-        words = f"{arm} gains up to about {users:.3g} users; above that {baseline} gives more tokens a second."
-    elif all(gain >= 1 for _, gain in points):
-        words = f"{arm} gives no fewer tokens a second than {baseline} at {loads}."
-    elif all(gain < 1 for _, gain in points):
-        words = f"{arm} gives fewer tokens a second than {baseline} at {loads}."
-    else:
-        words = f"{arm} gives more tokens a second than {baseline} at {last[0]:g} users and fewer at {first[0]:g}."
-    return BreakEven(arm, baseline, users, words)
+    return BreakEven(arm, baseline, users, _in_words(arm, baseline, gains, users))
+
+
+def _in_words(arm: str, baseline: str, gains: Mapping[float, Estimate], users: float | None) -> str:
+    """What is shown first; then the loads at which nothing is: no sentence claims what a later one takes back."""
+    more, fewer, unsure, even = (
+        [load for load, gain in gains.items() if _verdict(gain) == verdict] for verdict in Verdict
+    )
+    parts = []
+    edge = "" if users is None else f"{arm} gains up to about {_at([users])}"
+    if edge and more and fewer and max(more) < (users or 0) < min(fewer):
+        parts.append(f"{edge}; above that {baseline} gives more tokens a second.")
+        edge = ""
+    elif more or fewer:
+        than = f"tokens a second than {baseline} at"
+        where = [f"more {than} {_at(more)}"] if more else []
+        if fewer:
+            where.append(f"fewer at {_at(fewer)}" if where else f"fewer {than} {_at(fewer)}")
+        parts.append(f"{arm} gives {' and '.join(where)}.")
+    if unsure:
+        start = "At" if parts else f"No difference in tokens a second between {arm} and {baseline} is shown: at"
+        parts.append(f"{start} {_at(unsure)} the 95 % interval of the gain holds both gain and loss.")
+    if even:
+        parts.append(f"{arm} and {baseline} give the same tokens a second at {_at(even)}.")
+    if edge:
+        parts.append(f"By the measured values alone, {edge}.")
+    return " ".join(parts)
+
+
+class Verdict(Enum):
+    MORE = 1
+    FEWER = 2
+    UNSURE = 3  # the interval holds 1
+    EVEN = 4  # no interval, and exactly 1
+
+
+def _verdict(gain: Estimate) -> Verdict:
+    low, high = (gain.value if edge is None else edge for edge in (gain.low, gain.high))
+    if low == high == 1:
+        return Verdict.EVEN
+    return Verdict.MORE if low > 1 else Verdict.FEWER if high < 1 else Verdict.UNSURE
+
+
+def _at(loads: Sequence[float]) -> str:
+    """'1 user', '2, 4 and 8 users'."""
+    words = [f"{load:.3g}" if load < 1000 else f"{load:g}" for load in loads]
+    joined = " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return f"{joined} user" + ("" if words == ["1"] else "s")

@@ -14,6 +14,8 @@ def parse_objectives(words: Iterable[str]) -> dict[str, float]:
     """{'ttft': 500.0}; words may be joined by commas or blanks."""
     found: dict[str, float] = {}
     for word in " ".join(words).replace(",", " ").split():
+        if len(word) > 80:
+            raise ConfigurationError(f"--goodput {word[:40]}…: give milliseconds, such as ttft:500 tpot:50.")
         name, colon, value = word.partition(":")
         name = _ALSO.get(name, name)
         if name not in NAMES:
@@ -22,7 +24,7 @@ def parse_objectives(words: Iterable[str]) -> dict[str, float]:
             limit = float(value)
         except ValueError:
             limit = -1.0
-        if not colon or not 0 < limit < float("inf"):
+        if not colon or not 1e-3 <= limit <= 1e9:
             raise ConfigurationError(f"--goodput {word}: give milliseconds above 0, such as {name}:500.")
         if name in found:
             raise ConfigurationError(f"--goodput names {name} twice.")

@@ -8,12 +8,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.bench.bounds import Bounds
 from paceline.bench.serve.counting import METHODS
 from paceline.bench.serve.http_stream import server_url
 from paceline.bench.serve.prompts import Prompt, builtin_prompts, read_prompts, synthetic_prompts
 from paceline.bench.serve.records import Load
 from paceline.errors import ConfigurationError
 
+_COUNT, _SEED = Bounds(1, 1e6), Bounds(0, 2**63)
+_PRICE = Bounds(1e-6, 1e9, "US dollars an hour")
+LOADS = {
+    "users": ("--concurrency", Bounds(1, 1e5, "users")),
+    "rate": ("--rate", Bounds(1e-4, 1e5, "requests a second")),
+}
 _FEWEST_PROMPTS = 16
 _PROMPTS_A_USER = 3
 _SECONDS_OF_ARRIVALS = 30
@@ -64,27 +71,23 @@ class ServeOptions:
             server_url(url)
         for word in self.speculation:
             if word != "on" and not re.fullmatch(r"\d{1,4}", word):
-                found.append(f"--speculation {word}: say on, off or a number of drafts, such as on,off or 0,3,5.")
-        numbers = {
-            "--num-prompts": (self.num_prompts, 1), "--max-tokens": (self.max_tokens, 1), "--warmup": (self.warmup, 0),
-            "--input-len": (self.input_len, 1),
-        }  # fmt: skip
-        found += [
-            f"{name} {value}: give {least} or more."
-            for name, (value, least) in numbers.items()
-            if value is not None and value < least
-        ]
-        if self.temperature < 0:
-            found.append(f"--temperature {self.temperature}: give 0 or more.")
-        if not self.timeout > 0:
-            found.append(f"--timeout {self.timeout}: give seconds above 0.")
+                found.append(f"--speculation {word[:40]}: say on, off or a number of drafts, such as on,off or 0,3,5.")
+        for name, (value, bounds) in self._numbers().items():
+            if value is not None and (problem := bounds.problem(name, value)):
+                found.append(problem)
         if not self.loads:
             found.append("No load: give --concurrency, --rate or both.")
         for load in self.loads:
-            if not 0 < load.value < 1e6 or (load.kind == "users" and load.value != int(load.value)):
-                found.append(f"A load of {load.label} is not possible.")
+            name, bounds = LOADS[load.kind]
+            if problem := bounds.problem(name, load.value):
+                found.append(problem)
         if not self.seeds:
             found.append("--seeds: give at least one.")
+        found += [problem for seed in self.seeds if (problem := _SEED.problem("--seeds", seed))]
+        if not found and self.input_len is not None:
+            words = self.input_len * max(map(self.count_of, self.loads))
+            if problem := Bounds(1, 1e8, "(that would be all made-up prompts)").problem("Tokens", words):
+                found.append(f"--input-len {self.input_len} is too much for so many prompts. {problem}")
         if self.input_len is not None and self.prompts is not None:
             found.append("--input-len makes prompts up and --prompts reads them: give one.")
         if self.endpoint not in ENDPOINTS:
@@ -104,9 +107,19 @@ class ServeOptions:
                 for name in named
                 if name and name not in self.servers
             ]
-        found += [f"--gpus {count}: give 1 or more." for count in self.gpus.values() if count < 1]
-        found += [f"--price-per-hour {price}: give dollars above 0." for price in self.prices.values() if not price > 0]
+        found += [problem for count in self.gpus.values() if (problem := _COUNT.problem("--gpus", count))]
+        found += [problem for price in self.prices.values() if (problem := _PRICE.problem("--price-per-hour", price))]
         return found
+
+    def _numbers(self) -> dict[str, tuple[float | None, Bounds]]:
+        return {
+            "--num-prompts": (self.num_prompts, Bounds(1, 1e6)),
+            "--max-tokens": (self.max_tokens, Bounds(1, 1e7)),
+            "--warmup": (self.warmup, Bounds(0, 1e5)),
+            "--input-len": (self.input_len, Bounds(1, 1e7, "tokens")),
+            "--temperature": (self.temperature, Bounds(0, 100)),
+            "--timeout": (self.timeout, Bounds(1e-3, 1e6, "seconds")),
+        }
 
     @property
     def path(self) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.bench.files import read_text
 from paceline.errors import ConfigurationError
 
 Message = dict[str, str]
@@ -66,10 +67,7 @@ def builtin_prompts() -> list[Prompt]:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """Raises ConfigurationError that names the line."""
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--prompts {path} cannot be read: {error}.") from None
+    text = read_text(path, "--prompts")
     if path.suffix == ".jsonl":
         rows = [(f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
         found = [_from_object(where, _json(where, line)) for where, line in rows]
@@ -88,7 +86,7 @@ Parts = tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]  # category, tu
 def _json(where: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{where} is not JSON: {error}.") from None
 
 

@@ -141,6 +141,8 @@ def read_raw(path: Path) -> Raw:
         raise ConfigurationError(f"{path} is not a requests.jsonl of paceline bench serve: {error}.") from None
     if not lines or not isinstance(lines[0], RunHeader):
         raise ConfigurationError(f"{path} does not begin with the header of a run of paceline bench serve.")
+    if lines[0].schema != SCHEMA:
+        raise ConfigurationError(f"{path} is of another version: schema {lines[0].schema}; this one reads {SCHEMA}.")
     spans = [line for line in lines if isinstance(line, CaseSpan)]
     complete = {(span.arm, span.load, span.round) for span in spans}
     records = [line for line in lines if isinstance(line, Record) and (line.arm, line.load, line.round) in complete]

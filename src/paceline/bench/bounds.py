@@ -25,7 +25,9 @@ class Bounds:
 
 
 def _words(bound: float) -> str:
-    return f"{bound:,.0f}" if bound >= 1 else f"{bound:.9f}".rstrip("0")
+    if bound == int(bound):
+        return f"{int(bound):,}" if abs(bound) < 1e15 else f"{bound:.3g}"
+    return f"{bound:.9f}".rstrip("0")
 
 
 def _short(value: float) -> str:

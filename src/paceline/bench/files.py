@@ -1,0 +1,19 @@
+"""Files that a user names: read, or refused in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from paceline.errors import ConfigurationError
+
+
+def read_text(path: Path, option: str = "") -> str:
+    """Raises ConfigurationError that names the option (none: an argument), the file and why."""
+    name = f"{option} '{path}'".strip()
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigurationError(f"{name} cannot be read: {reason}.") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{name} cannot be read: it is not text in UTF-8.") from None

@@ -1,0 +1,258 @@
+"""`paceline bench` with what nobody should type or read: said by name, without a traceback, and nothing left behind."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from bench_serve_fakes import canned_server, info, record, span, speculating, two_arms
+from bench_serve_fakes import raw as run_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_bench_report import VLLM, guidellm
+from typer.testing import CliRunner
+
+from paceline.bench.environment import processor_in_words
+from paceline.bench.page.charts import charts
+from paceline.bench.page.markdown import markdown
+from paceline.bench.page.terminal import tables
+from paceline.bench.serve.compare import break_even
+from paceline.bench.serve.intervals import Estimate
+from paceline.bench.serve.reading import combine, read_results
+from paceline.bench.serve.records import Load, RawWriter
+from paceline.bench.serve.results import Comparison
+from paceline.bench.serve.summary import summarize
+from paceline.cli.app import app
+from paceline.errors import ConfigurationError, PacelineError
+
+NOBODY = "http://127.0.0.1:9"  # discard: no server of any test
+ODD = ["0", "-1", "1e300", "1e-300", "nan", "9" * 5000, "", "1,,x=1", "ttft:inf"]
+
+
+def bench(*arguments: str) -> str:
+    """What was refused, in the words that a user sees."""
+    run = CliRunner().invoke(app, ["bench", *arguments])
+    assert run.exit_code != 0
+    if isinstance(run.exception, PacelineError):
+        return str(run.exception)
+    assert isinstance(run.exception, SystemExit), run.exception
+    return " ".join(run.output.split())
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--concurrency", "--rate", "--num-prompts", "--seeds", "--warmup", "--timeout", "--input-len", "--max-tokens",
+     "--temperature", "--gpus", "--price-per-hour", "--goodput", "--speculation", "--extra-body"],
+)  # fmt: skip
+def test_an_odd_number_is_refused_by_name_or_asked_for(tmp_path: Path, option: str) -> None:
+    for value in ODD:
+        said = bench("serve", "--url", NOBODY, "--out", str(tmp_path / "out"), option, value)
+        assert option in said or "127.0.0.1:9" in said, (value, said)
+        assert len(said) < 2000 or "usage" in said.lower()
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("url", ["", "http://", "http://[::1", "ftp://h", "http://h:99999999", "a=b=http://h", "=x"])
+def test_an_address_that_is_none(tmp_path: Path, url: str) -> None:
+    assert bench("serve", "--url", url, "--out", str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff", b"[" * 100_000, b"folder"])
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "txt"])
+def test_prompts_that_are_none(tmp_path: Path, content: bytes | None, suffix: str) -> None:
+    path = tmp_path / f"prompts.{suffix}"
+    if content == b"folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    if suffix == "txt" and content == b"[" * 100_000:
+        return  # a line of text like any other
+    said = bench("serve", "--url", NOBODY, "--out", str(tmp_path / "out"), "--prompts", str(path))
+    assert str(path) in said
+    assert "Errno" not in said
+
+
+# Where results go
+
+
+def _place(tmp_path: Path, kind: str) -> Path:
+    (tmp_path / "file").touch()
+    return {
+        "a file": tmp_path / "file",
+        "under a file": tmp_path / "file" / "deep" / "out",
+        "too long": tmp_path / ("x" * 300),
+        "in /proc": Path("/proc/none/out"),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["a file", "under a file", "too long", "in /proc"])
+def test_a_place_for_results_that_cannot_be_is_said_before_anything_is_sent(tmp_path: Path, kind: str) -> None:
+    place = _place(tmp_path, kind)
+    with canned_server(speculating) as (address, seen):
+        said = bench("serve", "--url", address, "--out", str(place))
+    assert seen == []
+    assert "--out" in said
+    assert re.search("is a file|cannot be written", said)
+    (tmp_path / "vllm.json").write_text(json.dumps(VLLM))
+    said = bench("report", str(tmp_path / "vllm.json"), "--out", str(place))
+    assert re.search("is a file|cannot be written", said)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "vllm.json"}
+
+
+def test_a_report_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
+    (tmp_path / "vllm.json").write_text(json.dumps(VLLM))
+    (tmp_path / "out" / "report.md").mkdir(parents=True)
+    said = bench("report", str(tmp_path / "vllm.json"), "--out", str(tmp_path / "out"))
+    assert "report.md' cannot be written" in said
+
+
+def test_folders_made_for_nothing_are_taken_away_again(tmp_path: Path) -> None:
+    bench("serve", "--url", NOBODY, "--out", str(tmp_path / "a" / "b" / "c"))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "there").mkdir()
+    bench("serve", "--url", NOBODY, "--out", str(tmp_path / "there"))
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+@pytest.mark.parametrize("answers", [2, 6])  # 4 requests are a case
+def test_ctrl_c_says_what_is_kept_and_leaves_no_half_file(tmp_path: Path, answers: int) -> None:
+    count, running = 0, []
+
+    def reply(path: str, asked: dict[str, Any]) -> list[bytes] | None:
+        nonlocal count
+        count += asked.get("max_tokens") == 256
+        if count > answers and running:
+            os.kill(running.pop().pid, signal.SIGINT)
+        return speculating(path, asked)
+
+    with canned_server(reply) as (address, _):
+        command = [
+            sys.executable, "-m", "paceline.cli", "bench", "serve", "--url", address, "--concurrency", "1",
+            "--num-prompts", "4", "--warmup", "1", "--out", str(tmp_path / "out"),
+        ]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            running.append(process)
+            _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    if answers < 4:
+        assert "nothing to keep, and no file was left" in " ".join(said.split())
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert "The run did not end: interrupted" in " ".join(said.split())
+        names = {path.name for path in (tmp_path / "out").iterdir()}
+        assert {"requests.jsonl", "bench.json", "report.md"} <= names
+        assert not any("partial" in name for name in names)
+        assert len(read_results(tmp_path / "out" / "bench.json").cases) == 1
+
+
+# Files that are read
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, list[Any]]:
+    """Documents by the name of their file; of requests.jsonl the lines."""
+    whole = two_arms(users=(1, 2), rounds=1)
+    own = msgspec.to_builtins(summarize(whole))
+    writer = RawWriter(tmp_path / "raw", whole.header)
+    writer.write([*whole.records, *whole.spans])
+    writer.close()
+    lines = [json.loads(line) for line in (tmp_path / "raw").read_text().splitlines()]
+    return {"bench.json": [own], "vllm.json": [VLLM], "guide.json": [guidellm({"type_": "synchronous"})],
+            "requests.jsonl": lines}  # fmt: skip
+
+
+WORST: list[Any] = [None, "x", [], {}, -1, 0, 1e300, float("nan"), float("inf"), True, 10**400]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_result_with_anything_in_it_is_shown_or_refused(
+    tmp_path: Path, sources: dict[str, list[Any]], data: st.DataObject
+) -> None:
+    """One value replaced, at any depth, in a file of each kind."""
+    name = data.draw(st.sampled_from(sorted(sources)))
+    content: Any = copy.deepcopy(sources[name])
+    at = content
+    while True:
+        keys = sorted(at) if isinstance(at, dict) else range(len(at))
+        key = data.draw(st.sampled_from(list(keys)))
+        if at is not content and (
+            not (isinstance(at[key], dict | list) and at[key]) or data.draw(st.integers(0, 3)) == 0
+        ):
+            break
+        at = at[key]
+    at[key] = data.draw(st.sampled_from(WORST))
+    path = tmp_path / name
+    path.write_text("\n".join(json.dumps(document, separators=(",", ":")) for document in content))
+    with suppress(ConfigurationError):
+        results = combine([read_results(path)], None)
+        assert "nan" not in markdown(results).replace(name, "")
+        charts(results)
+        tables(results)
+
+
+def test_a_run_without_a_complete_case_is_refused(tmp_path: Path) -> None:
+    writer = RawWriter(tmp_path / "requests.jsonl", two_arms().header)
+    writer.close()
+    with pytest.raises(ConfigurationError, match="no complete case"):
+        read_results(tmp_path / "requests.jsonl")
+
+
+# Words
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([1.0, 2.0, 4.0, 8.0, 1024.0]),
+        st.tuples(st.floats(0.3, 3.0), st.sampled_from([None, 0.01, 0.4])),
+        min_size=1,
+    )
+)
+def test_no_sentence_takes_back_what_another_claims(gains: dict[float, tuple[float, float | None]]) -> None:
+    """Each load stands in one sentence, by what its interval says; one user is a user."""
+    compared = []
+    for users, (value, width) in gains.items():
+        edges = (None, None) if width is None else (value - width, value + width)
+        compared.append(Comparison("on", "off", Load("users", users), Estimate(value, *edges), None, None))
+    (even,) = break_even(compared)
+    assert not re.search(r"\b(at|At|about) 1 users", even.words)
+    sentences = re.split(r"(?<=\.) ", even.words)
+    for one in compared:
+        assert one.throughput_gain is not None
+        low, high = (one.throughput_gain.value if edge is None else edge
+                     for edge in (one.throughput_gain.low, one.throughput_gain.high))  # fmt: skip
+        naming = [text for text in sentences if re.search(rf"(?<![\d.]){one.load.value:g}(?![\d.]\d)", text)]
+        if low <= 1 <= high and low < high:
+            assert any("holds both gain and loss" in text for text in naming)
+            assert not any("tokens a second than" in text for text in naming)
+        elif "gains up to" not in even.words:
+            words = "give the same" if low == high == 1 else "more tokens a second than" if low > 1 else "fewer"
+            assert any(words in text for text in naming)
+
+
+def test_what_the_speed_leaves_out_is_said_wherever_it_is_shown(tmp_path: Path) -> None:
+    results = summarize(two_arms())
+    (overview, _) = tables(results)
+    assert "is left out" in str(overview.caption)
+    assert markdown(results).count("is left out") == 1
+    (tmp_path / "vllm.json").write_text(json.dumps(VLLM))
+    assert "is left out" not in markdown(read_results(tmp_path / "vllm.json")).replace("ITL is left out", "")
+
+
+def test_cores_are_no_sockets() -> None:
+    assert processor_in_words("AMD EPYC", 2) == "AMD EPYC, 2 cores"
+    assert processor_in_words("x", 1) == "x, 1 core"
+    results = summarize(run_of([info("one")], [span()], [record()]))
+    assert "| client | X, 2 cores |" in markdown(results)
