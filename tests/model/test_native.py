@@ -211,3 +211,22 @@ def _equal_in_a_child(path: Path, rows: Rows, wanted: Tensor) -> bool:
     runner, batch = load(path, rows), ragged(rows)[0]
     torch.set_num_threads(2)
     return all(bool((runner.forward(batch).logits == wanted).all()) for _ in range(3))
+
+
+@pytest.mark.parametrize("poison", [None, float("nan"), float("inf")])
+def test_the_likeliest_tokens_are_found_on_the_way(tmp_path: Path, poison: float | None) -> None:
+    """As torch finds them: the first of equals, and NaN where there is one."""
+    path, rows = make_tiny("smollm2", tmp_path), Rows(4, 128, 4)
+    runner = load(path, rows)
+    if poison is not None:
+        runner.model.embedding[7] = poison  # the last token of the second batch's third row
+    for batch in ragged(rows):
+        output = runner.forward(batch)
+        values, token_ids = output.logits.max(-1)
+        assert output.peaks is not None
+        torch.testing.assert_close(output.peaks.values, values, atol=0, rtol=0, equal_nan=True)
+        known = values.isfinite()
+        assert torch.equal(output.peaks.token_ids[known], token_ids[known])
+    assert output.finite.tolist() == [True, True, poison is None, True]
+    assert output.cut(101) is output
+    assert output.cut(90).peaks is None

@@ -59,8 +59,8 @@ class _Batch(ctypes.Structure):
             "num_tokens", "num_rows", "num_logits", "table_width", "block_size", "pool_is_bfloat16",
         )),
         *((name, ctypes.c_void_p) for name in (
-            "token_ids", "positions", "slots", "tables", "query_lens", "logits_indices", "pool", "logits", "hidden",
-            "finite",
+            "token_ids", "positions", "slots", "tables", "query_lens", "logits_indices", "pool", "logits", "peaks",
+            "likeliest", "hidden", "finite",
         )),
     ]  # fmt: skip
 
@@ -157,8 +157,9 @@ class CpuDecoder:
     def forward(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, query_lens: list[int],
         logits_indices: Tensor, pool: list[Tensor], *, hidden: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Logits [L, V] float32 of the tokens asked for, and [R] bool: did every token of a row stay finite?
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """Logits [L, V] float32 of the tokens asked for; [R] bool: did every token of a row stay finite; and of each
+        row of logits the largest [L] (NaN if it has one) and the first token with it [L] int64.
 
         token_ids, positions, slots [T], tables [R, W] and logits_indices [L] are int64 and contiguous; `pool`: a
         layer's [blocks, block_size, 2, kv_heads, head_dim] each, float32 or bfloat16. `hidden` [T, hidden_size]
@@ -166,18 +167,19 @@ class CpuDecoder:
         """
         lengths = torch.tensor(query_lens)
         logits = torch.empty(len(logits_indices), self._vocab_size)
+        peaks, likeliest = torch.empty(len(logits_indices)), torch.empty(len(logits_indices), dtype=torch.int64)
         finite = torch.ones(len(query_lens), dtype=torch.bool)
         batch = _Batch(
             len(token_ids), len(query_lens), len(logits_indices), tables.shape[1], pool[0].shape[1],
             pool[0].dtype == torch.bfloat16, _address(token_ids), _address(positions), _address(slots),
             _address(tables), _address(lengths), _address(logits_indices), self._pool_address(pool), _address(logits),
-            _address(hidden), _address(finite),
+            _address(peaks), _address(likeliest), _address(hidden), _address(finite),
         )  # fmt: skip
         threads = ctypes.c_int(torch.get_num_threads())
         arguments = (ctypes.byref(self._model), ctypes.byref(batch), self._activations, threads)
         if self._program.paceline_forward(*arguments) != 0:
             raise MemoryError("no memory for the activations of a forward pass; lower max_num_batched_tokens")
-        return logits, finite
+        return logits, finite, peaks, likeliest
 
     def _pool_address(self, pool: list[Tensor]) -> int:
         """Of the layers' addresses; kept as long as the pool stays the same."""

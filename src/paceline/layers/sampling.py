@@ -52,6 +52,23 @@ class Law:
         return result
 
 
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Of raw logits, where a forward pass has looked already; both of one shape, [L] or [B, P].
+
+    values       float32: the largest, NaN if a logit is
+    token_ids    int64: the first token that has it
+    """
+
+    values: Tensor
+    token_ids: Tensor
+
+    def shaped(self, num_rows: int, num_places: int) -> Peaks:
+        """The first num_rows * num_places of [L] as [B, P]."""
+        count = num_rows * num_places
+        return Peaks(self.values[:count].view(num_rows, num_places), self.token_ids[:count].view(num_rows, num_places))
+
+
 def gather(probs: Tensor, token_ids: Tensor) -> Tensor:
     """probs [.., V] at token_ids [..]; 0 where the token is padding (-1)."""
     values = probs.gather(-1, token_ids.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -113,20 +130,20 @@ class SamplingBatch:
         """How many of a row's drafts, from the first on, its grammar follows; all of them without a grammar."""
         return self._restrictions.num_legal(row, drafts)
 
-    def law(self, logits: Tensor, drafts: Tensor, first_place: int = 0) -> Law:
+    def law(self, logits: Tensor, drafts: Tensor, first_place: int = 0, peaks: Peaks | None = None) -> Law:
         """The laws of logits [B, P, V] float32 at places first_place .. first_place+P-1.
 
         Place i follows the row's committed tokens and drafts[b, :i]: `drafts` [B, D] int64 with D >= first_place+P-1
         holds the tokens drafted so far, padding -1. At the places behind a row's padding the law is not used. The
-        logits are not changed.
+        logits are not changed. `peaks` [B, P]: theirs, if they are known.
         """
-        logits = self._restrictions.apply(logits, drafts, first_place)
-        best, argmax = logits.max(-1)
+        raw, logits = logits, self._restrictions.apply(logits, drafts, first_place)
+        best, argmax = (peaks.values, peaks.token_ids) if peaks is not None and logits is raw else logits.max(-1)
         probs = None
         if self._random_plans:
             is_all = len(self._random_plans) == len(self._rows)
-            rows, peaks = (logits, best) if is_all else (logits[self.random_rows], best[self.random_rows])
-            probs = _probs(rows, peaks, self._random_plans)
+            rows, highest = (logits, best) if is_all else (logits[self.random_rows], best[self.random_rows])
+            probs = _probs(rows, highest, self._random_plans)
         return Law(argmax=argmax, random_rows=self.random_rows, probs=probs, valid=best.isfinite())
 
 

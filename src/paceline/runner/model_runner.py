@@ -23,6 +23,7 @@ from torch import Tensor
 from paceline.config import ModelConfig
 from paceline.distributed.group import ALONE, Group
 from paceline.layers.linear import has_fp8_products, product_sizes
+from paceline.layers.sampling import Peaks
 from paceline.layers.threads import is_small, mean_weight, one_thread
 from paceline.models import fused
 from paceline.models.architecture import Architecture, read_architecture
@@ -41,6 +42,13 @@ from paceline.runner.kv_pool import KVPool, bytes_per_block
 class ForwardOutput:
     logits: Tensor  # [L, V] float32, of batch.logits_indices
     finite: Tensor  # [R] bool
+    peaks: Peaks | None = None  # [L], where the forward has looked for them
+
+    def cut(self, vocab_size: int) -> ForwardOutput:
+        """Without the logits of a model's padding, which no token has."""
+        if vocab_size == self.logits.shape[1]:
+            return self
+        return ForwardOutput(logits=self.logits[:, :vocab_size], finite=self.finite)
 
 
 class ModelRunner:
@@ -131,11 +139,11 @@ class ModelRunner:
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         pool = self.pool
         if self.native is not None:
-            logits, finite = self.native.forward(
+            logits, finite, *peaks = self.native.forward(
                 batch.token_ids, batch.positions, batch.slot_mapping, batch.block_tables, batch.query_lens,
                 batch.logits_indices, pool.layers,
             )  # fmt: skip
-            return ForwardOutput(logits=logits, finite=finite)
+            return ForwardOutput(logits=logits, finite=finite, peaks=Peaks(*peaks))
         if self.use_fused:
             hidden = self.forward_paged(_paged(batch))
         else:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from paceline.layers.random import Purpose
 from paceline.layers.restrictions import MaskProvider
-from paceline.layers.sampling import Law, SamplingBatch
+from paceline.layers.sampling import Law, Peaks, SamplingBatch
 from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, StepTimings
 from paceline.runner import batch_inputs
 from paceline.runner.batch_inputs import HostBatch
@@ -49,6 +49,7 @@ class _Verified:
     places: Tensor
     scored: Tensor
     finite: list[bool]
+    peaks: Peaks | None  # of the places, if the target's forward has found them
 
     def scored_rows(self, plan: StepPlan) -> list[Tensor]:
         """Of each of the plan's rows, [its scored tokens, V]."""
@@ -91,7 +92,7 @@ class SpeculativeDecoder:
         proposed = time.perf_counter()
         logits = self._verify(plan, proposal)
         verified = time.perf_counter()
-        law = sampling.law(logits.places, proposal.draft_token_ids)
+        law = sampling.law(logits.places, proposal.draft_token_ids, peaks=logits.peaks)
         outcome = self._accept(sampling, law, proposal)
         results = self._results(plan, proposal, outcome, logits)
         timings = StepTimings(proposed - started, verified - proposed, time.perf_counter() - verified)
@@ -101,14 +102,15 @@ class SpeculativeDecoder:
     def _verify(self, plan: StepPlan, proposal: Proposal) -> _Verified:
         """One target pass over chunks and drafts."""
         batch, drafts = self._target_batch(plan, proposal)
-        output = self._target.forward(batch.to(self._target.device, drafts))
+        output = self._target.forward(batch.to(self._target.device, drafts)).cut(self._vocab_size)
         finite: list[bool] = output.finite.tolist()
         if not all(finite):
             self._zero_failed(batch, finite)
-        logits = output.logits[:, : self._vocab_size]
+        logits = output.logits
         num_rows, num_places = len(proposal.num_drafted), proposal.num_speculative_tokens + 1
         places = logits[: num_rows * num_places].view(num_rows, num_places, logits.shape[-1])
-        return _Verified(places, logits[num_rows * num_places :], finite)
+        peaks = output.peaks.shaped(num_rows, num_places) if output.peaks is not None else None
+        return _Verified(places, logits[num_rows * num_places :], finite, peaks)
 
     def _target_batch(self, plan: StepPlan, proposal: Proposal) -> tuple[HostBatch, Tensor]:
         drafted = iter(proposal.num_drafted)

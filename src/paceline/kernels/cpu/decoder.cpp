@@ -35,6 +35,8 @@ struct Batch {
     const int64_t *token_ids, *positions, *slots, *tables, *query_lens, *logits_indices;
     void *const *pool;   // a pointer a layer
     float *logits;       // [num_logits, vocab_size]
+    float *peaks;        // [num_logits]: the largest of each row, NaN if there is one in it
+    int64_t *likeliest;  // [num_logits]: the first token that has it
     float *hidden;       // [num_tokens, hidden_size]: final hidden states, or null
     uint8_t *finite;     // [num_rows], set to 1 by the caller
 };
@@ -235,20 +237,45 @@ class LayersJob final : public Job {
     std::vector<Tile> tiles_;
 };
 
+// The largest of `size` numbers (NaN if one is among them) and the first place that holds it.
+static float peak_of(const float *from, int64_t size, int64_t *place) {
+    f8 most = same(-INFINITY), wrong = same(0.0f);
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) {
+        const f8 some = load(from + i);
+        most = larger(some, most);
+        wrong += some - some;  // NaN from a NaN; from an infinity too, which is looked at below
+    }
+    float best = largest_of(most);
+    bool is_nan = false;
+    if (sum_of(wrong) != 0.0f)  // never equal to a NaN
+        for (int64_t j = 0; j < i; j++) is_nan |= from[j] != from[j];
+    for (; i < size; i++) {
+        best = from[i] > best ? from[i] : best;
+        is_nan |= from[i] != from[i];
+    }
+    const float *end = from + size;
+    *place = is_nan ? 0 : std::find(from, end, best) - from;
+    return is_nan ? NAN : best;
+}
+
 // Logits of `rows` final hidden states; those of a reduced head go to their tokens, all others are minus infinity.
 class HeadJob final : public Job {
   public:
-    HeadJob(const Model &m, const float *x, int64_t rows, float *logits, int64_t threads)
-        : m_(m), x_(x), rows_(rows), logits_(logits), cuts_(rows, m.head, 1, threads) {}
+    HeadJob(const Model &m, const float *x, int64_t rows, const Batch &b, int64_t threads)
+        : m_(m), b_(b), x_(x), rows_(rows), logits_(b.logits), cuts_(rows, m.head, 1, threads) {}
 
     int64_t chunks(int64_t phase) const override {
         if (phase == 0) return m_.head_tokens != nullptr ? rows_ : 0;
-        return phase == 1 ? cuts_.count() : -1;
+        if (phase == 1) return cuts_.count();
+        return phase == 2 ? rows_ : -1;
     }
 
     void run(int64_t phase, int64_t chunk) override {
         if (phase == 0)
             std::fill_n(logits_ + chunk * m_.vocab_size, m_.vocab_size, -INFINITY);
+        else if (phase == 2)
+            b_.peaks[chunk] = peak_of(logits_ + chunk * m_.vocab_size, m_.vocab_size, b_.likeliest + chunk);
         else if (m_.head_tokens != nullptr)
             cuts_.run(chunk, x_, m_.head, Scatter{m_.head, logits_, m_.vocab_size, m_.head_tokens});
         else
@@ -257,6 +284,7 @@ class HeadJob final : public Job {
 
   private:
     const Model &m_;
+    const Batch &b_;
     const float *x_;
     const int64_t rows_;
     float *logits_;
@@ -291,12 +319,16 @@ static void forward(const Model &m, const Batch &b, Activations &a, int threads)
             if (wanted[i] >= first && wanted[i] < first + count)
                 std::memcpy(last + int64_t(i) * m.hidden_size, layers.normed() + (wanted[i] - first) * m.hidden_size, row_bytes);
     }
-    HeadJob head(m, last, int64_t(wanted.size()), b.logits, threads);
+    HeadJob head(m, last, int64_t(wanted.size()), b, threads);
     if (!wanted.empty()) pool.run(head, threads);
     const size_t logits_bytes = size_t(m.vocab_size) * sizeof(float);
     int64_t from = int64_t(wanted.size()) - 1;  // spread out from the end: places only move up
     for (int64_t i = b.num_logits - 1; i >= 0; i--) {
-        if (i != from) std::memcpy(b.logits + i * m.vocab_size, b.logits + from * m.vocab_size, logits_bytes);
+        if (i != from) {
+            std::memcpy(b.logits + i * m.vocab_size, b.logits + from * m.vocab_size, logits_bytes);
+            b.peaks[i] = b.peaks[from];
+            b.likeliest[i] = b.likeliest[from];
+        }
         if (i > 0 && b.logits_indices[i] != b.logits_indices[i - 1]) from--;
     }
 }

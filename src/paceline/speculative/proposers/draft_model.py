@@ -17,7 +17,7 @@ from paceline.layers.random import Purpose
 from paceline.layers.sampling import SamplingBatch, draw
 from paceline.plan import RowPlan, StepPlan
 from paceline.runner import batch_inputs
-from paceline.runner.model_runner import ModelRunner
+from paceline.runner.model_runner import ForwardOutput, ModelRunner
 from paceline.speculative.proposers.base import emitting_rows, nothing
 from paceline.speculative.rejection import Proposal
 
@@ -33,28 +33,28 @@ class DraftModelProposer:
         readers = [row for row in plan.rows if row.draft_chunk]
         if not readers:
             return nothing(rows, sampling.device)
-        logits, failed = self._read_chunks(readers)
+        output, failed = self._read_chunks(readers)
         num_drafts = [row.num_draft_tokens for row in rows]
         draft = _Draft(rows, num_drafts, sampling, self._vocab_size)
         active = draft.rows_at(0)
         for step in range(max(num_drafts, default=0)):
-            tokens = draft.take(step, active, logits[:, : self._vocab_size])
+            tokens = draft.take(step, active, output)
             after = draft.rows_at(step + 1)
             if after:
-                logits = self._read_tokens([rows[row] for row in after], step, tokens[_places(active, after)])
+                output = self._read_tokens([rows[row] for row in after], step, tokens[_places(active, after)])
             active = after
         return draft.proposal(failed)
 
-    def _read_chunks(self, readers: list[RowPlan]) -> tuple[Tensor, set[int]]:
+    def _read_chunks(self, readers: list[RowPlan]) -> tuple[ForwardOutput, set[int]]:
         """Logits of the rows that draft, in order, and the sequences whose hidden states went bad."""
         batch = batch_inputs.build(batch_inputs.draft_chunk_spans(readers), self._block_size)
         output = self._runner.forward(batch.to(self._runner.device))
         finite = output.finite.tolist()
-        return output.logits, {row.seq_id for row, good in zip(readers, finite, strict=True) if not good}
+        return output.cut(self._vocab_size), {row.seq_id for row, good in zip(readers, finite, strict=True) if not good}
 
-    def _read_tokens(self, rows: list[RowPlan], step: int, token_ids: Tensor) -> Tensor:
+    def _read_tokens(self, rows: list[RowPlan], step: int, token_ids: Tensor) -> ForwardOutput:
         batch = batch_inputs.build(batch_inputs.draft_step_spans(rows, step), self._block_size)
-        return self._runner.forward(batch.to(self._runner.device, token_ids)).logits
+        return self._runner.forward(batch.to(self._runner.device, token_ids)).cut(self._vocab_size)
 
 
 class _Draft:
@@ -74,10 +74,11 @@ class _Draft:
     def rows_at(self, step: int) -> list[int]:
         return [row for row, count in enumerate(self._num_drafts) if count > step]
 
-    def take(self, step: int, active: list[int], logits: Tensor) -> Tensor:
-        """Draw column `step` for the active rows from logits [A, V]; returns their tokens [A]."""
-        sampling = self._sampling.select(active)
-        law = sampling.law(logits.unsqueeze(1), self._token_ids[active, :step], first_place=step)
+    def take(self, step: int, active: list[int], output: ForwardOutput) -> Tensor:
+        """Draw column `step` for the active rows from their logits [A, V]; returns their tokens [A]."""
+        sampling, logits = self._sampling.select(active), output.logits
+        peaks = output.peaks.shaped(len(active), 1) if output.peaks is not None else None
+        law = sampling.law(logits.unsqueeze(1), self._token_ids[active, :step], first_place=step, peaks=peaks)
         tokens = law.argmax[:, 0].clone()
         if law.probs is not None:
             drawn = law.random_rows
@@ -87,7 +88,8 @@ class _Draft:
             self._probs[places, step] = law.probs[:, 0]
         self._token_ids[active, step] = tokens
         self._has_law[active, step] = law.valid[:, 0]
-        self._finite[active, step] = logits.amax(-1).isfinite()  # minus infinity: not in a reduced head
+        highest = logits.amax(-1) if output.peaks is None else output.peaks.values
+        self._finite[active, step] = highest.isfinite()  # minus infinity: not in a reduced head
         return tokens
 
     def proposal(self, failed: set[int]) -> Proposal:
