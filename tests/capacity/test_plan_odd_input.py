@@ -199,6 +199,8 @@ def test_the_lists_as_json(tmp_path: Path) -> None:
     [
         (["llama-3.1-8b", "--acceptance", "0.5"], "--acceptance"),
         (["llama-3.1-8b", "-k", "3"], "-k"),
+        (["llama-3.1-8b", "--draft", "llama-3.2-1b", "-k", ""], "-k"),
+        ([""], "MODEL is missing"),
         (["llama-3.1-8b", "--draft-tp", "2"], "--draft-tp"),
         (["llama-3.1-8b", "--draft", "ngram", "--draft-quantization", "fp8"], "--draft-quantization"),
         ([*SMALL, "--price", "2", "--cloud", "aws"], "--price or --cloud"),

@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 from capacity.cases import GPUS, H200, draft, target
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.capacity.efficiency import ORIGINS, Efficiency
-from paceline.capacity.roofline import Pass, Setup, pass_seconds, prefill_seconds, step_seconds
+from paceline.capacity.efficiency import CONSTANTS, ORIGINS, Efficiency
+from paceline.capacity.roofline import (
+    _LAUNCHES_A_LAYER,
+    _STEP_KERNELS,
+    Pass,
+    Setup,
+    pass_seconds,
+    prefill_seconds,
+    step_seconds,
+)
 from paceline.models.architecture import read_architecture
 from paceline.runner.kv_pool import bytes_per_block
 
@@ -95,3 +103,19 @@ def test_cache_bytes_are_the_pool_s_own(tmp_path: Path) -> None:
 
     arch = read_architecture(Path(locate_model("llama-3.1-70b", tmp_path).model))
     assert TARGET.kv_bytes_per_position * 16 == bytes_per_block(arch, torch.bfloat16, 16)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 20_000), st.sampled_from([16, 64, 100, 512, 2048]))
+def test_a_prompt_in_chunks_is_the_sum_of_its_chunks(tokens: int, most: int) -> None:
+    """In closed form, so that a plan with small chunks takes no longer than another."""
+    floors = [(m.architecture.num_layers * _LAUNCHES_A_LAYER + _STEP_KERNELS) * CONSTANTS["launch"] for m in
+              (TARGET, DRAFT)]  # fmt: skip
+    expected, done = 0.0, 0
+    while done < tokens:
+        chunk = min(most, tokens - done)
+        done += chunk
+        work = Pass(rows=1, queries=chunk, positions=done, scored=1, is_prefill=True)
+        for model, floor in zip((TARGET, DRAFT), floors, strict=True):
+            expected += max(pass_seconds(SETUP, model, work, 1).total, floor)
+    assert prefill_seconds(SETUP, TARGET, DRAFT, tokens=tokens, most_tokens=most) == pytest.approx(expected, rel=1e-9)

@@ -185,6 +185,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     [
         (("--model", "llama-3.1-70"), "Unknown model or shape 'llama-3.1-70'. Did you mean 'llama-3.1-70b'?"),
         (("--model", "smollm2-135m", "-k", "5"), "-k 5 needs something that drafts"),
+        (("--model", "smollm2-135m", "-k", ""), "-k : give whole numbers"),
         (("--model", "smollm2-135m", "-k", "x"), "-k x: give whole numbers, separated by commas"),
         (("--model", "smollm2-135m", "--batch", "0"), "--batch must be from 1 to 65,536 sequences, not 0"),
         (("--model", "smollm2-135m", "--output-len", "1"), "--output-len must be from 2 to"),

@@ -150,7 +150,7 @@ def test_an_interval_is_shown_with_its_edges() -> None:
 
 def test_results_come_back_from_their_file(results: Results, tmp_path: Path) -> None:
     write_results(tmp_path / "bench.json", results)
-    assert read_results(tmp_path / "bench.json") == results
+    assert read_results(tmp_path / "bench.json") == read_results(tmp_path) == results
     assert own_results(json.loads((tmp_path / "bench.json").read_text())) == results
 
 

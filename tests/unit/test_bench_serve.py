@@ -274,6 +274,13 @@ def test_intervals_hold_the_value_and_repeat() -> None:
     assert (lone.value, lone.low) == (3.0, None)
 
 
+def test_slices_without_a_token_give_no_astronomic_interval() -> None:
+    found = ratio(np.asarray([5.0, 0, 0, 5.0]), np.asarray([0, 0, 0, 9.0]), paired=False)
+    assert found is not None
+    assert found.high is not None
+    assert found.high < 5000
+
+
 def test_a_paired_ratio_sees_what_the_prompts_hide() -> None:
     """Prompts differ tenfold, arms by 1.5: paired, the interval is narrow."""
     base = np.geomspace(1, 10, 40)

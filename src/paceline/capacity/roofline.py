@@ -122,19 +122,28 @@ def prefill_seconds(
     setup: Setup, target: PlannedModel, draft: PlannedModel | None, *, tokens: int, most_tokens: int
 ) -> float:
     """Both models over a prompt of `tokens`, in chunks of `most_tokens`; eager, so the host's launches are a floor."""
-    chunks = [most_tokens] * (tokens // most_tokens) + ([tokens % most_tokens] if tokens % most_tokens else [])
-    seconds, done = 0.0, 0
-    for chunk in chunks:
-        done += chunk
-        for model, tp in ((target, setup.tp), (draft, setup.draft_tp)):
-            if model is not None:
-                seconds += _eager_pass(setup, model, chunk, done, tp)
+    whole, rest = divmod(tokens, most_tokens)
+    seconds = 0.0
+    for model, tp in ((target, setup.tp), (draft, setup.draft_tp)):
+        if model is not None:
+            seconds += _whole_chunks(setup, model, most_tokens, whole, tp) if whole else 0.0
+            seconds += max(_chunk(setup, model, rest, tokens, tp), _launch_seconds(model)) if rest else 0.0
     return seconds
 
 
-def _eager_pass(setup: Setup, model: PlannedModel, chunk: int, positions: int, tp: int) -> float:
+def _chunk(setup: Setup, model: PlannedModel, chunk: int, positions: int, tp: int) -> float:
     work = Pass(rows=1, queries=chunk, positions=positions, scored=1, is_prefill=True)
-    return max(pass_seconds(setup, model, work, tp).total, _launch_seconds(model))
+    return pass_seconds(setup, model, work, tp).total
+
+
+def _whole_chunks(setup: Setup, model: PlannedModel, chunk: int, count: int, tp: int) -> float:
+    """Of `count` chunks, one after the other. A chunk's time is linear in the positions before it, so that thousands
+    of small chunks are a sum in closed form: the first of them at the floor of the host's launches."""
+    floor, first = _launch_seconds(model), _chunk(setup, model, chunk, chunk, tp)
+    slope = _chunk(setup, model, chunk, 2 * chunk, tp) - first
+    slow = 0 if first >= floor else count if slope <= 0 else min(count, ceil((floor - first) / slope))
+    others = count - slow
+    return slow * floor + others * first + slope * others * (slow + count - 1) / 2
 
 
 def _launch_seconds(model: PlannedModel) -> float:

@@ -135,7 +135,7 @@ def offline(
     draft_counts = [word for word in k.split(",") if word.strip() != "none"]
     sweep = Sweep(
         batches=_numbers("--batch", batch),
-        ks=_numbers("-k", ",".join(draft_counts) or "0"),
+        ks=_numbers("-k", ",".join(draft_counts) if draft_counts else "0"),
         without_draft="none" in (word.strip() for word in k.split(",")),
         input_len=input_len,
         output_len=output_len,

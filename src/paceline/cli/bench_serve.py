@@ -151,7 +151,7 @@ def report(
     files: Annotated[
         list[Path],
         typer.Argument(
-            help="bench.json or requests.jsonl of paceline bench serve, GuideLLM's JSON, vllm bench serve's JSON.",
+            help="Folder, bench.json or requests.jsonl of paceline bench serve; GuideLLM's JSON, vllm bench serve's.",
             show_default=False,
         ),
     ],

@@ -36,7 +36,9 @@ def plan(
     acceptance_length: Annotated[
         float | None, _option("Instead: tokens emitted a pass, the extra one included, whatever K is.", _MODELS)
     ] = None,
-    k: Annotated[str, _option("Numbers of drafts a step to consider. Default 0,1,2,3,4,5,7.", _MODELS, "-k")] = "",
+    k: Annotated[
+        str | None, _option("Numbers of drafts a step to consider. Default 0,1,2,3,4,5,7.", _MODELS, "-k")
+    ] = None,
     quantization: Annotated[str, _option("fp8 (default) or none.", _MODELS)] = "fp8",
     draft_quantization: Annotated[str | None, _option("fp8 or none, if it is not the target's.", _MODELS)] = None,
     quantize_lm_head: Annotated[bool, _option("The target's head in FP8 too.", _MODELS, "--quantize-lm-head")] = False,
@@ -109,11 +111,11 @@ def plan(
         refuse_unused(ctx, "Nothing drafts without --draft", only=_OF_DRAFTS if k != "0" else _OF_DRAFTS - {"k"})
     elif draft == "ngram":
         refuse_unused(ctx, "--draft ngram has no model", only=_OF_DRAFT_MODEL)
-    if model is None:
+    if not model:
         raise ConfigurationError("MODEL is missing: a shape such as llama-3.1-70b, a config.json or a model directory.")
     if out is not None and html is not None and out == html:
         raise ConfigurationError(f"--out and --html are both '{out}': give two files.")
-    ks = _numbers("-k", k) if k.strip() else Request(model=model).ks
+    ks = _numbers("-k", k) if k is not None else Request(model=model).ks
     request = Request(
         model=model,
         draft=draft,

@@ -45,12 +45,15 @@ def percentile(values: Values, q: float) -> Estimate | None:
 
 
 def ratio(above: Values, below: Values, *, paired: bool) -> Estimate | None:
-    """mean(above) / mean(below)."""
+    """mean(above) / mean(below). Where a resample of `below` is 0 (slices without a token) a thousandth of its mean is
+    taken: an edge without end would be no number."""
     if not len(above) or not len(below) or not below.mean() > 0:
         return None
 
+    least = float(below.mean()) / 1000
+
     def statistic(one: Values, two: Values, axis: int = -1) -> Any:
-        return np.mean(one, axis=axis) / np.maximum(np.mean(two, axis=axis), 1e-12)
+        return np.mean(one, axis=axis) / np.maximum(np.mean(two, axis=axis), least)
 
     return _bootstrap((above, below), statistic, paired=paired)
 

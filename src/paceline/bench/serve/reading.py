@@ -23,10 +23,11 @@ _LARGEST = 1e15  # of tokens, milliseconds, dollars
 
 
 def read_results(path: Path) -> Results:
-    """bench.json or requests.jsonl of paceline bench serve, GuideLLM's or vllm bench serve's JSON.
+    """bench.json or requests.jsonl of paceline bench serve, or its folder; GuideLLM's or vllm bench serve's JSON.
 
     Raises ConfigurationError that says what the file is not.
     """
+    path = path / "bench.json" if path.is_dir() else path
     text = read_text(path)
     try:
         found = _read(path, text)
