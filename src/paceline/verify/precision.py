@@ -18,7 +18,7 @@ class Precision:
     probability  relative error of a probability
     variation    TV of a law that rounding may cause
     logit        difference of two logits below which their order is rounding's
-    texts        share of seeded texts that may change with the batch: its shape orders the sums
+    texts        share of seeded texts that may change with the batch: its shape orders the sums; 1: nothing is tested
     """
 
     probability: float
@@ -31,5 +31,5 @@ PRECISIONS = {
     "float32": Precision(probability=2e-4, variation=0.0, logit=1e-3, texts=0.0),
     "float16": Precision(probability=0.02, variation=0.01, logit=0.06, texts=0.2),
     "bfloat16": Precision(probability=0.1, variation=0.05, logit=0.5, texts=0.4),
-    "fp8": Precision(probability=0.4, variation=0.12, logit=1.5, texts=0.8),
+    "fp8": Precision(probability=0.4, variation=0.12, logit=1.5, texts=1.0),
 }
