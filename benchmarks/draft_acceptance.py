@@ -1,10 +1,13 @@
 """Tokens a target pass and speed of a draft, through Paceline itself: chat template, EOS honoured.
 
     python benchmarks/draft_acceptance.py --prompts spec_bench.jsonl [--per-category 5] [--num-speculative-tokens 5]
+    python benchmarks/draft_acceptance.py --prompts spec_bench.jsonl --proposers draft,ngram,auto [--adaptive]
 
-Acceptance is counted by the engine, greedy and at temperature 0.7 / top-p 0.9 (seeded). Then plain against draft at
-one and at eight sequences, greedy: the two take turns prompt by prompt (or batch by batch) in one process, because a
-shared CPU drifts; the figure to read is the ratio. Prompts are a JSON object a line with `category` and `turns`.
+Acceptance is counted by the engine, greedy and at temperature 0.7 / top-p 0.9, for each proposer: the draft model, a
+lookup in the text, or whichever is surer. Tokens a pass count passes without drafts as well. Then plain against each
+proposer at one and at eight sequences, greedy: they take turns prompt by prompt (or batch by batch) in one process,
+because a shared CPU drifts; the figures to read are the ratios. Prompts are a JSON object a line with `category` and
+`turns`.
 """
 
 from __future__ import annotations
@@ -43,9 +46,11 @@ def encode(llm: LLM, entries: list[dict[str, Any]]) -> list[Prompt]:
     return [(category, tokenizer.apply_chat_template(messages)) for category, messages in turns]
 
 
-def run(llm: LLM, prompts: list[Prompt], **sampling: Any) -> tuple[float, list[list[int]], list[SpeculationCounts]]:
-    """Seconds for all of them at once, their answers, their counters."""
-    params = [SamplingParams(**{"seed": n, "detokenize": False, **sampling}) for n in range(len(prompts))]
+def run(
+    llm: LLM, prompts: list[Prompt], proposer: str | None, **sampling: Any
+) -> tuple[float, list[list[int]], list[SpeculationCounts]]:
+    """Seconds for all of them at once, their answers, their counters. No seeds: with one the proposer is fixed."""
+    params = SamplingParams(**{"detokenize": False, "speculation": proposer and {"proposer": proposer}, **sampling})
     started = time.perf_counter()
     outputs = llm.generate([{"prompt_token_ids": ids} for _, ids in prompts], params, use_tqdm=False)
     seconds = time.perf_counter() - started
@@ -53,14 +58,16 @@ def run(llm: LLM, prompts: list[Prompt], **sampling: Any) -> tuple[float, list[l
     return seconds, answers, [output.metrics.speculative_decoding for output in outputs]
 
 
-def acceptance(llm: LLM, prompts: list[Prompt], sampling: dict[str, Any], batch: int) -> dict[str, Any]:
+def acceptance(
+    llm: LLM, prompts: list[Prompt], proposer: str | None, sampling: dict[str, Any], batch: int
+) -> dict[str, Any]:
     """By category and for all: the engine's counters summed, and the mean acceptance length."""
     sums: dict[str, SpeculationCounts] = defaultdict(SpeculationCounts)
     tokens: dict[str, int] = defaultdict(int)
     each = []
     for start in range(0, len(prompts), batch):
         part = prompts[start : start + batch]
-        _, answers, counts = run(llm, part, **sampling)
+        _, answers, counts = run(llm, part, proposer, **sampling)
         for (category, _), answer, count in zip(part, answers, counts, strict=True):
             each.append(round(count.mean_acceptance_length, 3))
             for name in (category, "all"):
@@ -73,35 +80,44 @@ def acceptance(llm: LLM, prompts: list[Prompt], sampling: dict[str, Any], batch:
             "drafted": count.num_draft_tokens,
             "accepted": count.num_accepted_tokens,
             "mean_acceptance_length": round(count.mean_acceptance_length, 3),
+            "tokens_a_pass": round(tokens[name] / (tokens[name] - count.num_accepted_tokens), 3),
+            "passes_by_proposer": {proposer: part.num_drafts for proposer, part in count.by_proposer.items()},
         }
         for name, count in sums.items()
     }
     return {"by_category": table, "mean_acceptance_length_of_each_prompt": each}
 
 
-def speed(plain: LLM, draft: LLM, prompts: list[Prompt], batch: int, max_tokens: int) -> dict[str, Any]:
-    """Both sides in turn over batches of `batch`; raw seconds, the ratio of the sums, and its bootstrap interval."""
-    seconds: dict[str, list[float]] = {"plain": [], "draft": []}
+def speed(sides: dict[str, tuple[LLM, str | None]], prompts: list[Prompt], batch: int, most: int) -> dict[str, Any]:
+    """All sides in turn over batches of `batch`; raw seconds, and the ratios of the sums with bootstrap intervals."""
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
     tokens, same = 0, True
-    sides = [("plain", plain), ("draft", draft)]
-    for llm in (plain, draft):
-        run(llm, prompts[:batch], temperature=0.0, max_tokens=8)  # what only a first batch pays
+    order = list(sides)
+    for llm, proposer in sides.values():
+        run(llm, prompts[:batch], proposer, temperature=0.0, max_tokens=8)  # what only a first batch pays
     for start in range(0, len(prompts) - batch + 1, batch):
         part, answers = prompts[start : start + batch], {}
-        for name, llm in sides:
-            took, answers[name], _ = run(llm, part, temperature=0.0, max_tokens=max_tokens)
+        for name in order:
+            llm, proposer = sides[name]
+            took, answers[name], _ = run(llm, part, proposer, temperature=0.0, max_tokens=most)
             seconds[name].append(round(took, 4))
-        same &= answers["plain"] == answers["draft"]
+        same &= all(answer == answers["plain"] for answer in answers.values())
         tokens += sum(map(len, answers["plain"]))
-        sides.reverse()  # neither is always second
-    low, high = bootstrap(seconds["plain"], seconds["draft"])
+        order.reverse()  # none is always last
+    pairs = [("plain", name) for name in sides if name != "plain"]
+    pairs += [("draft", name) for name in sides if name in ("ngram", "auto") and "draft" in sides]
     return {
         "sequences": batch,
         "seconds": seconds,
         "tokens": tokens,
         "tokens_per_second": {name: round(tokens / sum(values), 2) for name, values in seconds.items()},
-        "ratio": round(sum(seconds["plain"]) / sum(seconds["draft"]), 3),
-        "ratio_95": [low, high],
+        "ratios": {
+            f"{other}/{one}": {
+                "ratio": round(sum(seconds[one]) / sum(seconds[other]), 3),
+                "95": bootstrap(seconds[one], seconds[other]),
+            }
+            for one, other in pairs
+        },
         "same_text": same,
     }
 
@@ -127,44 +143,54 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="so many prompts in all, to try the script")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--proposers", help="draft,ngram,auto: some of them; default: what the draft is")
+    parser.add_argument("--adaptive", action="store_true", help="K follows load and acceptance, as a server's does")
     parser.add_argument("--batches", default="1,8", help="sequences of the speed comparison; empty: none")
     parser.add_argument("--name", default="draft-acceptance")
     args = parser.parse_args()
 
     common: dict[str, Any] = {"model": args.model, "dtype": args.dtype, "enable_prefix_caching": False}
     key = "method" if args.draft == "ngram" else "model"
-    speculation = {key: args.draft, "num_speculative_tokens": args.num_speculative_tokens, "adaptive": False}
+    speculation = {
+        key: args.draft, "num_speculative_tokens": args.num_speculative_tokens, "adaptive": args.adaptive
+    }  # fmt: skip
+    proposers = args.proposers.split(",") if args.proposers else ["ngram" if args.draft == "ngram" else "draft"]
     draft = LLM(**common, max_num_seqs=8, speculative_config=speculation)
     prompts = encode(draft, choose(args.prompts, args.per_category))
     random.Random(0).shuffle(prompts)  # batches of mixed categories
     prompts = prompts[: args.limit]
+    options = ("model", "draft", "num_speculative_tokens", "adaptive", "max_tokens", "dtype")
     results: dict[str, Any] = {
         "prompts": args.prompts.name,
         "num_prompts": len(prompts),
         "num_categories": len({category for category, _ in prompts}),
-        **{name: getattr(args, name) for name in ("model", "draft", "num_speculative_tokens", "max_tokens", "dtype")},
+        **{name: getattr(args, name) for name in options},
         "acceptance": {},
         "speed": {},
     }
     for law, sampling in LAWS.items():
-        found = acceptance(draft, prompts, {**sampling, "max_tokens": args.max_tokens}, batch=8)
-        results["acceptance"][law] = found
-        for name, row in sorted(found["by_category"].items(), key=lambda item: (item[0] == "all", item[0])):
-            print(f"{law:28s} {name:16s} {row['mean_acceptance_length']:5.2f} tokens a pass, {row['tokens']} tokens")
-        record(args.name, results)  # after every part: a run that is cut short keeps what it measured
+        results["acceptance"][law] = {}
+        for proposer in proposers:
+            found = acceptance(draft, prompts, proposer, {**sampling, "max_tokens": args.max_tokens}, batch=8)
+            results["acceptance"][law][proposer] = found
+            for name, row in sorted(found["by_category"].items(), key=lambda item: (item[0] == "all", item[0])):
+                print(
+                    f"{law:28s} {proposer:6s} {name:16s} {row['tokens_a_pass']:5.2f} tokens a pass "
+                    f"({row['mean_acceptance_length']:.2f} where there were drafts), {row['tokens']} tokens"
+                )
+            record(args.name, results)  # after every part: a run that is cut short keeps what it measured
     if args.batches:
-        plain = LLM(**common, max_num_seqs=8)
+        sides: dict[str, tuple[LLM, str | None]] = {"plain": (LLM(**common, max_num_seqs=8), None)}
+        sides |= {proposer: (draft, proposer) for proposer in proposers}
         for batch in map(int, args.batches.split(",")):
             if batch > len(prompts):
                 print(f"{batch} sequences: only {len(prompts)} prompts; left out")
                 continue
-            result = speed(plain, draft, prompts, batch, args.max_tokens)
+            result = speed(sides, prompts, batch, args.max_tokens)
             results["speed"][str(batch)] = result
-            rates = result["tokens_per_second"]
-            print(
-                f"{batch} sequences: plain {rates['plain']}, draft {rates['draft']} tok/s, ratio {result['ratio']} "
-                f"({result['ratio_95'][0]} to {result['ratio_95'][1]}), same text: {result['same_text']}"
-            )
+            print(f"{batch} sequences: tok/s {result['tokens_per_second']}, same text: {result['same_text']}")
+            for pair, found in result["ratios"].items():
+                print(f"    {pair}: {found['ratio']} ({found['95'][0]} to {found['95'][1]})")
             record(args.name, results)
     print(f"recorded in {record(args.name, results)}")
 

@@ -49,7 +49,7 @@ FORBIDDEN = {
 }  # fmt: skip
 PURE = (
     "config.py", "errors.py", "plan.py", "sampling_params.py", "sampling_limits.py", "request_speculation.py",
-    "sequence.py", "text_stream.py",
+    "sequence.py", "text_stream.py", "prompt_lookup.py",
     "structured/constraint.py", "structured/json_schema.py", "structured/params.py", "structured/regex.py",
 )  # fmt: skip
 

@@ -15,6 +15,7 @@ from paceline.errors import ConfigurationError
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Method = Literal["draft_model", "ngram"]
+Proposer = Literal["auto", "draft", "ngram"]  # what drafts for a request; auto: whichever is surer
 LoadFormat = Literal["auto", "dummy"]
 AcceptanceMethod = Literal["rejection", "block", "synthetic"]
 Quantization = Literal["fp8"]
@@ -65,6 +66,8 @@ class SpeculativeConfig:
     prompt_lookup_min: int = 2
     acceptance: AcceptanceMethod = "rejection"
     adaptive: bool = False  # K follows load and acceptance, up to num_speculative_tokens
+    ngram_beside_draft: bool = False  # drafts may be looked up in the text too; eager steps alone can verify those
+    proposer: Proposer = "auto"  # of requests that name none, where there is a choice
     # Method synthetic: P(draft i kept | those before it kept), for i = 1, 2, ...; the last one goes on.
     synthetic_acceptance_rates: tuple[float, ...] = ()
 
@@ -79,6 +82,10 @@ class SpeculativeConfig:
             "Method 'draft_model' needs a draft model; the other methods take none.",
         )
         _require(
+            not self.ngram_beside_draft or self.method == "draft_model",
+            "ngram_beside_draft needs a draft model that the n-gram stands beside.",
+        )
+        _require(
             1 <= self.prompt_lookup_min <= self.prompt_lookup_max,
             f"prompt_lookup_min ({self.prompt_lookup_min}) must be between 1 and prompt_lookup_max "
             f"({self.prompt_lookup_max}).",
@@ -91,6 +98,13 @@ class SpeculativeConfig:
             all(0.0 <= rate <= 1.0 for rate in self.synthetic_acceptance_rates),
             f"synthetic_acceptance_rates must lie between 0 and 1, not {list(self.synthetic_acceptance_rates)}.",
         )
+
+    @property
+    def proposers(self) -> tuple[Proposer, ...]:
+        """What a request may name besides auto."""
+        if self.method == "ngram":
+            return ("ngram",)
+        return ("draft", "ngram") if self.ngram_beside_draft else ("draft",)
 
     @property
     def is_lossless(self) -> bool:
@@ -161,7 +175,19 @@ class EngineConfig:
             self.device != "cpu" or not fp8_cache,
             "kv_cache_dtype='fp8' needs a GPU: attention on a CPU reads the model's own dtype. Leave it out.",
         )
+        _require(
+            not (self.captures_steps and self.speculative is not None and self.speculative.ngram_beside_draft),
+            "An n-gram beside a draft model needs eager steps: leave ngram_beside_draft out, or set enforce_eager.",
+        )
         _require(self.max_logprobs >= -1, f"max_logprobs must be at least 0, or -1 for any, not {self.max_logprobs}.")
+
+    @property
+    def captures_steps(self) -> bool:
+        """Decoding steps run as captured graphs: on a GPU, where drafts and decision are ones that the kernels know."""
+        if self.device != "cuda" or self.enforce_eager:
+            return False
+        speculative = self.speculative
+        return speculative is None or (speculative.method == "draft_model" and speculative.acceptance != "block")
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -5,7 +5,8 @@ Contract
   the KV in its pools. (A follower rank that joins late, or a step that is replayed, needs nothing else.)
 - There is no prefill step and no decode step. A row lists the committed tokens whose KV is still
   missing, for the target and for the draft, and how many tokens may be drafted behind them.
-- `num_draft_tokens > 0` only where the row's chunks reach its last committed token in both models.
+- `num_draft_tokens > 0` only where the row's chunks reach its last committed token: in the target, and in the draft
+  unless the drafts come from the text.
 
 Positions count from 0. A row with n committed tokens that drafts k feeds the target its last
 `len(token_ids)` committed tokens and k drafts, at positions start .. n-1+k.
@@ -75,6 +76,8 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
                         positions below this already hold the draft's KV: they are fed for their
                         hidden state and written to the null block
     num_draft_tokens    K of this row: tokens to propose behind the last committed one
+    text_drafts         these tokens, where they were looked up in the row's own text; the draft model then rests.
+                        Empty: the proposer finds them
     emits               the chunk reaches the last committed token, so at least one token comes out
     num_output_tokens   tokens emitted before this step (min_tokens counts from there)
     scored_token_ids    prompt tokens behind the first len(scored_token_ids) of token_ids: their log-probabilities
@@ -96,6 +99,7 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     draft_chunk: list[int] = []
     num_draft_computed_tokens: int = 0
     num_draft_tokens: int = 0
+    text_drafts: list[int] = []
     emits: bool = True
     num_output_tokens: int = 0
     scored_token_ids: list[int] = []
@@ -108,6 +112,11 @@ class RowPlan(msgspec.Struct, frozen=True, kw_only=True):
     def num_committed_tokens(self) -> int:
         """Committed tokens once the chunk is in; the position of the first token to come, if it emits."""
         return self.start + len(self.token_ids)
+
+    @property
+    def num_model_drafts(self) -> int:
+        """Tokens for the draft model to propose."""
+        return 0 if self.text_drafts else self.num_draft_tokens
 
     @property
     def output_history(self) -> list[int]:

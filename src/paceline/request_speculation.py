@@ -2,6 +2,7 @@
 
     SamplingParams(speculation={"num_speculative_tokens": 2})       at most two drafts a step
     {"speculation": {"num_speculative_tokens": 0}}                  none: this request is decoded plainly
+    {"speculation": {"proposer": "auto"}}                           the draft model or the text, whichever is surer
 
 The shape is checked here; what this engine can do is checked when the request reaches it (`check_speculation`).
 The text is the target's own in every case; a seeded text may be another one with another K (docs/sampling.md).
@@ -10,23 +11,23 @@ The text is the target's own in every case; a seeded text may be another one wit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import msgspec
 
-from paceline.config import SpeculativeConfig
+from paceline.config import Proposer, SpeculativeConfig
 from paceline.errors import InvalidRequestError, did_you_mean
 
-Proposer = Literal["auto", "draft", "ngram"]
 PARAM = "speculation"
 PROPOSERS: dict[str, Proposer] = {"draft_model": "draft", "ngram": "ngram"}  # by the method of the configuration
 
 
 class RequestSpeculation(msgspec.Struct, frozen=True, kw_only=True):
-    """num_speculative_tokens: the most drafts a step, None: as many as the engine likes. proposer: what drafts."""
+    """num_speculative_tokens: the most drafts a step, None: as many as the engine likes. proposer: what drafts,
+    None: what the configuration says."""
 
     num_speculative_tokens: int | None = None
-    proposer: Proposer = "auto"
+    proposer: Proposer | None = None
 
 
 def speculation_of(value: object) -> RequestSpeculation | None:
@@ -68,10 +69,18 @@ def check_speculation(wanted: RequestSpeculation | None, config: SpeculativeConf
         raise _refuse(
             f"speculation.num_speculative_tokens must be at most {most}, not {count}: {why}.", "num_speculative_tokens"
         )
-    loaded = PROPOSERS[config.method] if config else None
-    if wanted.proposer not in ("auto", loaded) and count != 0:
-        has = f"this engine has loaded '{loaded}'" if loaded else "this engine runs without speculation"
-        raise _refuse(f"speculation.proposer='{wanted.proposer}' is not available: {has}; use 'auto'.", "proposer")
+    has = config.proposers if config else ()
+    if wanted.proposer is not None and wanted.proposer not in ("auto", *has) and count != 0:
+        why = _why_not(wanted.proposer, config)
+        raise _refuse(f"speculation.proposer='{wanted.proposer}' is not available: {why}; use 'auto'.", "proposer")
+
+
+def _why_not(proposer: Proposer, config: SpeculativeConfig | None) -> str:
+    if config is None:
+        return "this engine runs without speculation"
+    if config.method == "draft_model" and proposer == "ngram":
+        return "this engine drafts with 'draft' alone (an n-gram beside it needs a CPU, or enforce_eager)"
+    return f"this engine has loaded '{PROPOSERS[config.method]}'"
 
 
 def _refuse(message: str, field: str | None = None) -> InvalidRequestError:

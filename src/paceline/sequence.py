@@ -26,6 +26,22 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+class ProposerCounts(msgspec.Struct):
+    """Counters as in SpeculationCounts, of the drafts of one proposer."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def add(self, other: ProposerCounts, sign: int = 1) -> None:
+        self.num_drafts += sign * other.num_drafts
+        self.num_draft_tokens += sign * other.num_draft_tokens
+        self.num_accepted_tokens += sign * other.num_accepted_tokens
+
+    def subtract(self, other: ProposerCounts) -> None:
+        self.add(other, -1)
+
+
 class SpeculationCounts(msgspec.Struct):
     """Counters of one sequence, or of a sum of them. One draft = one target pass with at least one draft token.
 
@@ -37,10 +53,13 @@ class SpeculationCounts(msgspec.Struct):
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = []
     synthetic: bool = False  # drafts were kept at given rates: the text is not the target's
+    ngram: ProposerCounts = msgspec.field(default_factory=lambda: ProposerCounts())  # of these, looked up in the text
 
-    def record(self, num_drafted: int, num_accepted: int) -> None:
+    def record(self, num_drafted: int, num_accepted: int, *, by_text: bool = False) -> None:
         if num_drafted == 0:
             return
+        if by_text:
+            self.ngram.add(ProposerCounts(1, num_drafted, num_accepted))
         self.num_drafts += 1
         self.num_draft_tokens += num_drafted
         self.num_accepted_tokens += num_accepted
@@ -51,6 +70,7 @@ class SpeculationCounts(msgspec.Struct):
 
     def add(self, other: SpeculationCounts) -> None:
         self.synthetic |= other.synthetic
+        self.ngram.add(other.ngram)
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
@@ -58,6 +78,13 @@ class SpeculationCounts(msgspec.Struct):
         self.num_accepted_tokens_per_pos.extend([0] * missing)
         for position, count in enumerate(other.num_accepted_tokens_per_pos):
             self.num_accepted_tokens_per_pos[position] += count
+
+    @property
+    def by_proposer(self) -> dict[str, ProposerCounts]:
+        """ "draft" and "ngram"; they sum to the whole."""
+        made = ProposerCounts(self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens)
+        made.subtract(self.ngram)
+        return {"draft": made, "ngram": self.ngram}
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -149,11 +149,15 @@ class TaggedExecutor:
         assert row.token_ids, "a row must compute at least one token"
         assert len(row.block_table) * self.block_size >= row.num_committed_tokens + row.num_draft_tokens
         assert row.num_draft_tokens == 0 or row.emits, "drafts behind an unfinished chunk"
-        if self.has_draft and row.num_draft_tokens:
+        assert not row.text_drafts or len(row.text_drafts) == row.num_draft_tokens
+        if self.has_draft and row.num_model_drafts:
             assert row.draft_start + len(row.draft_chunk) == row.num_committed_tokens
             assert len(row.draft_chunk) >= min(2, row.num_committed_tokens), "the last two tokens are always read"
 
     def _propose(self, row: RowPlan) -> list[int]:
+        if row.text_drafts:
+            assert not row.draft_chunk, "the draft model makes no pass for a text"
+            return row.text_drafts
         if not self.has_draft:
             state = self._peek(row)
         elif row.draft_chunk:
@@ -239,7 +243,9 @@ def make_engine(
     prefix_caching: bool = True,
     decoder: object | None = None,
     costs: StepCosts | None = None,
+    lookups: bool = False,
 ) -> Engine:
+    """`lookups`: drafts may come from the text as well, and do where it is surer."""
     model = ModelConfig(
         path=Path("."), name="tagged", max_model_len=max_model_len, vocab_size=VOCAB, eos_token_ids=(EOS,)
     )
@@ -250,6 +256,8 @@ def make_engine(
             method="draft_model" if executor.has_draft else "ngram",
             num_speculative_tokens=k,
             draft=draft if executor.has_draft else None,
+            ngram_beside_draft=lookups and executor.has_draft,
+            prompt_lookup_min=1,
         )
     config = EngineConfig(
         model=model,

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from unittest.mock import patch
 
 from engine.speculation_simulator import cpu_costs, gpu_costs
-from engine.tagged import EOS, TaggedExecutor, make_engine, reference, request
+from engine.tagged import EOS, VOCAB, TaggedExecutor, make_engine, reference, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.engine import controller
 from paceline.engine.step_costs import StepCosts
-from paceline.sequence import FinishReason
+from paceline.engine.text_drafts import TextDrafts
+from paceline.prompt_lookup import Match
+from paceline.sequence import FinishReason, Sequence
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Arrival:
     n: int
     abort_after: int | None
     most_drafts: int | None = None
+    proposer: str | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Scenario:
     draft_max_len: int
     prefix_caching: bool
     ahead: bool
+    looks_up: bool  # beside the draft model; what is found there is scripted
     adapts: str  # the costs that a controller has; "": K is fixed
     acceptance: list[bool] = field(default_factory=list)
 
@@ -56,6 +61,8 @@ _ARRIVALS = st.builds(
     n=st.sampled_from([1, 1, 1, 2, 3]),
     abort_after=st.one_of(st.none(), st.none(), st.integers(0, 8)),
     most_drafts=st.one_of(st.none(), st.integers(0, 6)),
+    proposer=st.sampled_from([None, "auto", "draft", "ngram"]),
+    seed=st.sampled_from([None, 3]),
 )
 
 
@@ -75,6 +82,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         draft_max_len=draw(st.sampled_from([8, 17, 64])),
         prefix_caching=draw(st.booleans()),
         ahead=draw(st.booleans()),
+        looks_up=draw(st.booleans()),
         adapts=draw(st.sampled_from(["", "gpu", "cpu"])),
         acceptance=draw(st.lists(st.booleans(), min_size=1, max_size=17)),
     )
@@ -89,7 +97,21 @@ def step_costs(scenario: Scenario) -> StepCosts | None:
 @settings(max_examples=300, deadline=None)
 @given(scenarios())
 def test_engine_equals_reference(scenario: Scenario) -> None:
-    with patch.multiple(controller, LEAST_WAIT=2, MOST_WAIT=8, LEAST_ROW_WAIT=2, PROBE_SHARE=10.0):
+    looked_up = iter(range(1 << 30))
+
+    def find(texts: TextDrafts, sequence: Sequence, count: int) -> Match | None:
+        """The right tokens up to a scripted place; sometimes nothing."""
+        script = scenario.acceptance[next(looked_up) % len(scenario.acceptance) :]
+        if count < 1 or not script:
+            return None
+        tokens = reference(sequence.token_ids, count, eos=None)
+        wrong = script.index(False) if False in script else count
+        return Match(1 + len(script) % 5, tokens[:wrong] + [(token + 1) % VOCAB for token in tokens[wrong:]])
+
+    with (
+        patch.multiple(controller, LEAST_WAIT=2, MOST_WAIT=8, LEAST_ROW_WAIT=2, PROBE_SHARE=10.0),
+        patch.object(TextDrafts, "_find", find),
+    ):
         play(scenario)
 
 
@@ -111,6 +133,7 @@ def play(scenario: Scenario) -> None:
         draft_max_len=scenario.draft_max_len,
         prefix_caching=scenario.prefix_caching,
         costs=step_costs(scenario),
+        lookups=scenario.looks_up,
     )
     output: dict[tuple[str, int], list[int]] = {}
     ended: dict[tuple[str, int], FinishReason] = {}
@@ -119,11 +142,12 @@ def play(scenario: Scenario) -> None:
         for number, arrival in enumerate(scenario.arrivals):
             if arrival.step == step:
                 age[str(number)] = step
+                proposer = arrival.proposer if scenario.looks_up and scenario.has_draft and scenario.k else None
                 own = None if arrival.most_drafts is None else min(arrival.most_drafts, scenario.k)
                 engine.add_request(
                     request(
-                        str(number), arrival.prompt, max_tokens=arrival.max_tokens, n=arrival.n,
-                        speculation={"num_speculative_tokens": own},
+                        str(number), arrival.prompt, max_tokens=arrival.max_tokens, n=arrival.n, seed=arrival.seed,
+                        speculation={"num_speculative_tokens": own, "proposer": proposer},
                     )
                 )  # fmt: skip
             if arrival.abort_after is not None and step == arrival.step + arrival.abort_after:

@@ -7,6 +7,7 @@ on a GPU it runs as graphs, and is compared with the CPU.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ def with_captured_steps(llm: LLM, *, max_num_seqs: int = 8, k: int = 5) -> LLM:
         draft_counts=list(range(k + 1)),
     )  # fmt: skip
     worker.captured.capture()
+    drafts = llm._engine._scheduler.drafts  # type: ignore[union-attr]
+    drafts._texts, drafts.policy = None, replace(drafts.policy, looks_up=False)  # as beside captured steps
     return llm
 
 

@@ -218,7 +218,7 @@ def test_p22_eos_inside_a_run(drafted: LLM, plain_texts: list[list[int]]) -> Non
 
 
 def test_p38_long_request_beside_short_ones(pair: tuple[Path, Path], plain_texts: list[list[int]]) -> None:
-    config = {"model": str(pair[1]), "num_speculative_tokens": 5, "max_model_len": 24}
+    config = {"model": str(pair[1]), "num_speculative_tokens": 5, "max_model_len": 24, "proposer": "draft"}
     with make_llm(pair[0], config) as llm:
         outputs = generate(llm, prompts(10), GREEDY)
         assert [list(o.outputs[0].token_ids) for o in outputs] == plain_texts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from sampling.batches import batch_of
@@ -10,6 +12,7 @@ from torch import Tensor
 from paceline.layers.random import Purpose, uniforms
 from paceline.layers.sampling import Law, draw
 from paceline.plan import SamplingPlan
+from paceline.speculative import block_verification
 from paceline.speculative.rejection import Outcome, Proposal, accept
 
 N = 200_000
@@ -181,3 +184,29 @@ def test_k_zero() -> None:
     assert outcome.num_accepted.tolist() == [0, 0]
     assert outcome.output_token_ids.shape == (2, 1)
     assert outcome.output_token_ids[0, 0] == logits[0, 0].argmax()
+
+
+@pytest.mark.parametrize("decide", [accept, block_verification.accept])
+def test_drafts_drawn_and_drafts_looked_up_share_a_batch(decide: Callable[..., Outcome]) -> None:
+    """Rows in turn: drawn from q, and tokens that nobody drew, whose q is 1 there. Every row has the target's law, and
+    the rows that were looked up end as if the whole batch had been."""
+    p, q = laws(11, 3, V), laws(111, 2, V)
+    drawn = drawn_from(q, N)
+    likely = p[:2].topk(2).indices[:, 1]
+    by_text = torch.arange(N) % 2 == 1
+    drafts = torch.where(by_text[:, None], likely, drawn)
+    one_hot = torch.nn.functional.one_hot(likely, V).to(q.dtype)
+    probs = torch.where(by_text[:, None, None], one_hot, q)
+    seeds, positions = torch.arange(N)[:, None] * 7919 + 1, torch.arange(3)
+    law = random_law(p.expand(N, -1, -1))
+    u_accept, u_target = (
+        uniforms(seeds, positions[: 2 + i], purpose) for i, purpose in enumerate((Purpose.ACCEPT, Purpose.TARGET))
+    )
+    outcome = decide(law, Proposal(drafts, [2] * N, probs), u_accept, u_target)
+    for rows in (by_text, ~by_text):
+        assert chi_square(outcome.output_token_ids[rows, 0], p[0]) < LIMIT
+        for place in (1, 2):
+            reached = rows & (outcome.num_accepted >= place)
+            assert chi_square(outcome.output_token_ids[reached, place], p[place]) < LIMIT
+    alone = decide(law, Proposal(likely.expand(N, -1), [2] * N), u_accept, u_target)
+    assert torch.equal(outcome.output_token_ids[by_text], alone.output_token_ids[by_text])

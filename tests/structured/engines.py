@@ -17,6 +17,7 @@ PADDED = 288  # more ids than the tokenizer has, as real models have
 SPECULATION: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "draft model": {"model": "draft", "num_speculative_tokens": 4, "adaptive": False},
+    "either": {"model": "draft", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "adaptive": False},
     "ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "adaptive": False},
 }
 

@@ -18,7 +18,7 @@ from paceline import LLM, SamplingParams
 from paceline.structured.params import single
 
 CHOICES = ["a", "ab", "abc", "abab", "b1", "b12", "12"]
-PROMPT = [70, 71, 72]
+PROMPT = byte_tokenizer().encode("abab abc b12 12 ab")  # lookups find something to say
 TEMPERATURE = 6.0  # random weights are very sure of themselves
 SAMPLES = 1024
 
@@ -58,13 +58,18 @@ def law() -> dict[Path, float]:
     return law
 
 
-@pytest.mark.parametrize("speculation", ["draft model", "ngram"])
+@pytest.mark.parametrize("speculation", ["draft model", "ngram", "either"])
 def test_p30_the_answers_have_the_targets_law_under_the_grammar(speculation: str, law: dict[Path, float]) -> None:
     llm = make_llm(speculation, max_num_seqs=64, max_num_batched_tokens=1024)
+    mixed = speculation == "either"  # without seeds of their own, which would fix what drafts
     each = [
-        SamplingParams(temperature=TEMPERATURE, n=128, seed=seed, max_tokens=16, structured_outputs={"choice": CHOICES})
+        SamplingParams(
+            temperature=TEMPERATURE, n=128, seed=None if mixed else seed, max_tokens=16,
+            structured_outputs={"choice": CHOICES},
+            speculation={"proposer": ("auto", "ngram", "draft")[seed % 3]} if mixed else None,
+        )
         for seed in range(SAMPLES // 128)
-    ]
+    ]  # fmt: skip
     outputs = llm.generate([{"prompt_token_ids": PROMPT}] * len(each), each, use_tqdm=False)
     counts = Counter(tuple(answer.token_ids) for output in outputs for answer in output.outputs)
     assert counts.total() == SAMPLES
@@ -78,6 +83,7 @@ def test_p30_the_answers_have_the_targets_law_under_the_grammar(speculation: str
     freedom = len(expected) - 1
     assert freedom >= 4
     assert statistic < freedom + 4 * math.sqrt(2 * freedom) + 8  # far out on the right; the seeds are fixed
-    if speculation == "draft model":
-        counted = llm.stats().speculation
-        assert 0 < counted.num_accepted_tokens < counted.num_draft_tokens
+    counted = llm.stats().speculation
+    for proposer in {"draft model": ["draft"], "ngram": [], "either": ["draft", "ngram"]}[speculation]:
+        own = counted.by_proposer[proposer]
+        assert 0 < own.num_accepted_tokens < own.num_draft_tokens

@@ -11,6 +11,7 @@ from server_fakes import FakeTokenizer
 
 from paceline.arguments import Machine, Resolved, resolve_arguments
 from paceline.arguments.foreign import FOREIGN, FOREIGN_SPECULATIVE
+from paceline.config import SpeculativeConfig
 from paceline.errors import ConfigurationError
 
 CPU = Machine(num_gpus=0, cpu_dtype=lambda: "bfloat16")
@@ -114,6 +115,35 @@ def test_ngram(target: str, arguments: dict[str, Any]) -> None:
     speculative = resolve(model=target, **arguments).config.speculative
     assert speculative is not None
     assert (speculative.method, speculative.draft, speculative.prompt_lookup_max) == ("ngram", None, 3)
+
+
+def test_a_draft_model_has_the_text_beside_it_where_steps_are_not_captured(target: str, draft: str) -> None:
+    def speculative(machine: Machine, engine: dict[str, Any], **given: Any) -> SpeculativeConfig:
+        config = resolve(
+            machine, model=target, speculative_config={"model": draft, **given}, **engine
+        ).config.speculative
+        assert config is not None
+        return config
+
+    beside = speculative(CPU, {})
+    assert (beside.proposers, beside.proposer) == (("draft", "ngram"), "auto")
+    assert (beside.prompt_lookup_min, beside.prompt_lookup_max) == (2, 16)
+    named = speculative(CPU, {}, proposer="draft", prompt_lookup_max=6)
+    assert (named.proposers, named.proposer, named.prompt_lookup_max) == (("draft", "ngram"), "draft", 6)
+    synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5] * 5}
+    assert speculative(CPU, {}, **synthetic).proposer == "draft", "given rates say nothing about a text"
+    assert speculative(GPU, {}).proposers == ("draft",)
+    assert speculative(GPU, {}, proposer="draft").proposers == ("draft",)
+    assert speculative(GPU, {"enforce_eager": True}, proposer="auto").proposers == ("draft", "ngram")
+    assert speculative(GPU, {}, rejection_sample_method="block").proposers == ("draft", "ngram")
+
+
+def test_where_steps_are_captured_a_text_beside_the_draft_is_refused(target: str, draft: str) -> None:
+    for given in ({"proposer": "auto"}, {"proposer": "ngram"}, {"prompt_lookup_max": 4}):
+        message = refusal(GPU, model=target, speculative_config={"model": draft, **given})
+        assert f"speculative_config.{next(iter(given))}" in message
+        assert "only where steps are not captured" in message
+    assert "needs a draft model" in refusal(model=target, speculative_config={"method": "ngram", "proposer": "draft"})
 
 
 def test_engine_settings_arrive(target: str) -> None:

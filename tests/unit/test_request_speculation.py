@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ from paceline.errors import InvalidRequestError
 from paceline.request_speculation import RequestSpeculation, check_speculation, speculation_of
 
 DRAFT = SpeculativeConfig(method="draft_model", draft=ModelConfig(path=Path("."), name="d"), num_speculative_tokens=4)
+EITHER = replace(DRAFT, ngram_beside_draft=True)
 NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
 
 
@@ -37,14 +39,14 @@ def test_right_shapes_and_by_value_between_processes() -> None:
     params = SamplingParams(speculation={"num_speculative_tokens": 2, "proposer": "draft"})
     assert params.speculation == RequestSpeculation(num_speculative_tokens=2, proposer="draft")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
-    assert SamplingParams(speculation={}) == SamplingParams(speculation={"proposer": "auto"})
+    assert SamplingParams(speculation={}) == SamplingParams(speculation={"proposer": None})
     assert SamplingParams(speculation=None) == SamplingParams()
 
 
 @pytest.mark.parametrize(("value", "config", "message"), [
     ({"num_speculative_tokens": 5}, DRAFT, "at most 4, not 5: this engine drafts at most 4 tokens a step"),
     ({"num_speculative_tokens": 1}, None, "at most 0, not 1: this engine runs without speculation"),
-    ({"proposer": "ngram"}, DRAFT, "has loaded 'draft'; use 'auto'"),
+    ({"proposer": "ngram"}, DRAFT, "drafts with 'draft' alone .* use 'auto'"),
     ({"proposer": "draft"}, NGRAM, "has loaded 'ngram'; use 'auto'"),
     ({"proposer": "draft"}, None, "runs without speculation"),
 ])  # fmt: skip
@@ -60,6 +62,10 @@ def test_what_the_engine_can_do_is_taken() -> None:
         ({"num_speculative_tokens": 4, "proposer": "draft"}, DRAFT),
         ({"num_speculative_tokens": 0, "proposer": "ngram"}, DRAFT),
         ({"proposer": "ngram"}, NGRAM),
+        ({"proposer": "ngram"}, EITHER),
+        ({"proposer": "draft"}, EITHER),
+        ({"proposer": "auto"}, EITHER),
+        ({"proposer": "auto"}, DRAFT),
         ({"num_speculative_tokens": 0}, None),
         ({"proposer": "auto"}, None),
     ):

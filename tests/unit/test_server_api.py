@@ -112,6 +112,7 @@ def test_chat(server: Server) -> None:
         "num_accepted_draft_tokens": 2,
         "num_draft_tokens": 2,
         "num_spec_tokens": 1,
+        "num_spec_steps_by_proposer": {"draft": 2, "ngram": 0},
     }
 
 

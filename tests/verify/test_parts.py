@@ -141,10 +141,11 @@ def test_a_whole_verification_passes(whole: Any) -> None:
         "draft, K=2, rejection, batch 64",
         "draft, K=2, block, batch 64",
         "n-gram, K=2, rejection, batch 16",
+        "draft or n-gram, K=2, rejection, batch 64",
     ]
     assert {test.setting for test in whole.law} >= {"plain", "temperature, top_p", "repetition_penalty", "all together"}
-    assert sum(test.num_texts for test in whole.parity) == 3 * 2 * len(PROMPTS)
-    assert len(whole.determinism) == 3 * 4
+    assert sum(test.num_texts for test in whole.parity) == 4 * 2 * len(PROMPTS)
+    assert len(whole.determinism) == 4 * 4
     assert "would have been found" in whole.summary[0]
     assert any("stop strings" in gap for gap in whole.not_tested)
 
@@ -185,7 +186,7 @@ def test_the_page_is_one_file_that_needs_nothing(whole: Any) -> None:
     assert not parser.open
     assert "Passed." in parser.text
     assert "What was not tested" in parser.text
-    assert html.count("<svg") == 3 + 1  # a plot for each mode, and the p-values
+    assert html.count("<svg") == 4 + 1  # a plot for each mode, and the p-values
     assert "http" not in html
     assert "<script" not in html
 

@@ -66,6 +66,29 @@ def check_machine(
     if on_cpu:
         _check_needs_no_gpu(arguments, speculative, machine, problems)
     _check_ranks(arguments, speculative, machine, on_cpu, problems)
+    if speculative is not None and not runs_eagerly(arguments, speculative, machine):
+        _check_no_lookup(speculative, problems)
+
+
+def runs_eagerly(arguments: EngineArguments, speculative: SpeculativeArguments, machine: Machine) -> bool:
+    """As EngineConfig.captures_steps has it, before there is one."""
+    gpu = device_of(arguments, machine) == "cuda"
+    return not gpu or arguments.enforce_eager or speculative.rejection_sample_method == "block"
+
+
+def _check_no_lookup(speculative: SpeculativeArguments, problems: list[str]) -> None:
+    """Captured steps have the draft model's drafts alone, and are worth more than an n-gram beside it."""
+    asked = {
+        f"proposer={speculative.proposer!r}": speculative.proposer in ("auto", "ngram"),
+        "prompt_lookup_max": speculative.prompt_lookup_max is not None,
+        "prompt_lookup_min": speculative.prompt_lookup_min is not None,
+    }
+    wanted = [f"speculative_config.{name}" for name, is_asked in asked.items() if is_asked]
+    if speculative.method == "draft_model" and wanted:
+        problems.append(
+            f"{', '.join(wanted)}: drafts are looked up in the text beside a draft model only where steps are not "
+            "captured, which is on a CPU or with enforce_eager=True. Leave it out: the draft model drafts."
+        )
 
 
 def _check_ranks(

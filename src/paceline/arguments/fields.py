@@ -50,6 +50,8 @@ class SpeculativeArguments:
     method: Literal["draft_model", "ngram"] | None = None
     model: str | None = None
     num_speculative_tokens: int = 5  # the most, if adaptive
+    # What drafts for requests that do not say: the draft model, their own text (n-gram), or whichever is surer.
+    proposer: Literal["auto", "draft", "ngram"] | None = None
     adaptive: bool | None = None  # K follows load and acceptance; None: yes, unless acceptance is synthetic
     quantization: Literal["fp8"] | None = None  # of the draft; its own checkpoint's if not given
     quantize_lm_head: bool = False
@@ -139,8 +141,8 @@ def _check_method(read: SpeculativeArguments, problems: list[str]) -> None:
         problems.append("quantization and quantize_lm_head belong to a draft model; method 'ngram' has none.")
     if read.method == "ngram" and read.draft_vocab_size != "auto":
         problems.append("draft_vocab_size belongs to a draft model; method 'ngram' has none.")
-    if read.method == "draft_model" and (read.prompt_lookup_max or read.prompt_lookup_min):
-        problems.append("prompt_lookup_max and prompt_lookup_min belong to method 'ngram', not to a draft model.")
+    if read.method == "ngram" and read.proposer == "draft":
+        problems.append("speculative_config.proposer='draft' needs a draft model; method 'ngram' has none.")
     _check_synthetic(read, problems)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from paceline.arguments.checks import check_machine, check_names, check_numbers, device_of, notes
+from paceline.arguments.checks import check_machine, check_names, check_numbers, device_of, notes, runs_eagerly
 from paceline.arguments.fields import (
     EngineArguments,
     SpeculativeArguments,
@@ -43,6 +43,8 @@ _ACCEPTANCE: dict[str, AcceptanceMethod] = {
     "block": "block",
     "synthetic": "synthetic",
 }
+# Tokens of the longest n-gram. Beside a draft model the length says how sure a match is, so more of it is of use.
+_LONGEST_LOOKUP = {"ngram": 4, "draft_model": 16}
 _DTYPES: dict[str, Dtype] = {"float": "float32", "half": "float16"}
 
 
@@ -140,7 +142,8 @@ def check_without_models(arguments: Mapping[str, Any], machine: Machine) -> list
         EngineConfig(model=model, max_logprobs=engine.max_logprobs)
     if speculative is not None:
         with _collected(problems):
-            _speculative(speculative, model if speculative.method == "draft_model" else None)
+            eager = runs_eagerly(engine, speculative, machine)
+            _speculative(speculative, model if speculative.method == "draft_model" else None, eager)
         with _collected(problems):
             replace(model, max_model_len=2 if speculative.max_model_len is None else speculative.max_model_len)
     return problems
@@ -253,7 +256,9 @@ def _configure(
             draft_config = replace(draft_config, head_size=head_size)
         return EngineConfig(
             model=model(target, max_model_len, arguments.quantization, arguments.quantize_lm_head),
-            speculative=_speculative(speculative, draft_config) if speculative else None,
+            speculative=_speculative(speculative, draft_config, runs_eagerly(arguments, speculative, machine))
+            if speculative
+            else None,
             cache=_cache(arguments),
             scheduler=_scheduler(arguments, device),
             tensor_parallel_size=arguments.tensor_parallel_size,
@@ -319,14 +324,18 @@ def _eos_token_ids(target: _Checkpoint) -> tuple[int, ...]:
     return target.architecture.eos_token_ids or (() if own is None else (own,))
 
 
-def _speculative(arguments: SpeculativeArguments, draft: ModelConfig | None) -> SpeculativeConfig:
+def _speculative(arguments: SpeculativeArguments, draft: ModelConfig | None, is_eager: bool) -> SpeculativeConfig:
     assert arguments.method is not None
-    longest = arguments.prompt_lookup_max or max(4, arguments.prompt_lookup_min or 0)
+    beside = draft is not None and is_eager
+    longest = arguments.prompt_lookup_max or max(_LONGEST_LOOKUP[arguments.method], arguments.prompt_lookup_min or 0)
+    is_synthetic = arguments.rejection_sample_method == "synthetic"
     return SpeculativeConfig(
         method=arguments.method,
         num_speculative_tokens=arguments.num_speculative_tokens,
         draft=draft,
-        adaptive=arguments.rejection_sample_method != "synthetic" if arguments.adaptive is None else arguments.adaptive,
+        ngram_beside_draft=beside,
+        proposer=arguments.proposer or ("draft" if beside and is_synthetic else "auto"),
+        adaptive=not is_synthetic if arguments.adaptive is None else arguments.adaptive,
         draft_tensor_parallel_size=arguments.draft_tensor_parallel_size or 1,
         prompt_lookup_max=longest,
         prompt_lookup_min=min(2, longest) if arguments.prompt_lookup_min is None else arguments.prompt_lookup_min,

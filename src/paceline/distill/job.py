@@ -220,7 +220,7 @@ class _Job:
     ) -> Verdict:
         longest = max(len(prompt.token_ids) for prompt in prompts)
         room = min(longest + _ANSWER_ROOM, self.architecture.max_position_embeddings)
-        draft_config = {"model": str(self.options.out)}
+        draft_config = {"model": str(self.options.out), "proposer": "draft"}  # what it is worth by itself
 
         def drafting(k: int) -> LLM:
             speculation = draft_config | {"num_speculative_tokens": k}

@@ -28,7 +28,7 @@ _ALARM = 6.0  # log-likelihood ratio at which a change is believed: about 1 in 4
 _MOST_TRIES = 500.0  # of all traffic, at a place: with many rows a step is news enough
 _OLD_TRIES = 12.0  # ... that count once nobody drafts any more: a probe must be heard
 _HOPE = 1.5  # standard errors
-_HIGHEST = 0.985  # nothing is certain
+HIGHEST = 0.985  # nothing is certain
 
 
 @dataclass(slots=True)
@@ -51,12 +51,12 @@ class _Change:
 
 
 @dataclass(slots=True)
-class _Request:
+class RequestFactor:
+    """How much more, or less, often a request's drafts are taken than those of all traffic."""
+
     won: float = 0.0
     expected: float = 0.0
     held_by: float = _HELD_BY
-    wins: list[float] = field(default_factory=list)  # by place
-    tries: list[float] = field(default_factory=list)
     worse: _Change = field(default_factory=_Change)
     better: _Change = field(default_factory=_Change)
 
@@ -64,10 +64,37 @@ class _Request:
     def factor(self) -> float:
         return (self.won + self.held_by) / (self.expected + self.held_by)
 
-    def fade(self, places: int) -> None:
-        """Before a pass that tries so many places."""
+    def fade(self) -> None:
+        """Before a pass."""
         self.won *= _MEMORY
         self.expected *= _MEMORY
+
+    def add(self, prior: float, won: bool) -> bool:
+        """A draft that is taken with probability `prior` was won or lost. True: it is no longer what it was."""
+        self.won += won
+        self.expected += prior
+        rate = min(max(prior * self.factor, 0.02), HIGHEST)
+        if won:
+            worse, better = math.log(0.5), math.log((1.0 + rate) / (2.0 * rate))
+        else:
+            worse, better = math.log((2.0 - rate) / (2.0 - 2.0 * rate)), math.log(0.5)
+        for change, log_ratio in ((self.worse, worse), (self.better, better)):
+            if change.add(log_ratio, won, prior):
+                self.won, self.expected, self.held_by = change.won, change.expected, _HELD_AFTER_CHANGE
+                self.worse, self.better = _Change(), _Change()
+                return True
+        return False
+
+
+@dataclass(slots=True)
+class _Request:
+    own: RequestFactor = field(default_factory=RequestFactor)
+    wins: list[float] = field(default_factory=list)  # by place
+    tries: list[float] = field(default_factory=list)
+
+    def fade(self, places: int) -> None:
+        """Before a pass that tries so many places."""
+        self.own.fade()
         self.wins = [wins * _MEMORY for wins in self.wins]
         self.tries = [tries * _MEMORY for tries in self.tries]
         missing = places - len(self.tries)
@@ -75,24 +102,10 @@ class _Request:
         self.tries += [0.0] * missing
 
     def add(self, place: int, prior: float, won: bool) -> None:
-        self.won += won
-        self.expected += prior
         self.wins[place] += won
         self.tries[place] += 1.0
-        rate = min(max(prior * self.factor, 0.02), _HIGHEST)
-        if won:
-            worse, better = math.log(0.5), math.log((1.0 + rate) / (2.0 * rate))
-        else:
-            worse, better = math.log((2.0 - rate) / (2.0 - 2.0 * rate)), math.log(0.5)
-        for change, log_ratio in ((self.worse, worse), (self.better, better)):
-            if change.add(log_ratio, won, prior):
-                self._begin_anew(change)
-                return
-
-    def _begin_anew(self, change: _Change) -> None:
-        self.won, self.expected, self.held_by = change.won, change.expected, _HELD_AFTER_CHANGE
-        self.wins, self.tries = [0.0] * len(self.wins), [0.0] * len(self.tries)
-        self.worse, self.better = _Change(), _Change()
+        if self.own.add(prior, won):
+            self.wins, self.tries = [0.0] * len(self.wins), [0.0] * len(self.tries)
 
 
 class AcceptanceEstimates:
@@ -170,14 +183,14 @@ class AcceptanceEstimates:
         survived, result = 1.0, []
         if request is None:
             for rate in self._rates:
-                survived *= min(rate, _HIGHEST)
+                survived *= min(rate, HIGHEST)
                 result.append(survived)
             return result
-        factor, known = request.factor, len(request.tries)
+        factor, known = request.own.factor, len(request.tries)
         for place, rate in enumerate(self._rates):
-            own = min(rate * factor, _HIGHEST)
+            own = min(rate * factor, HIGHEST)
             if place < known:
                 own = (request.wins[place] + _PLACE_STRENGTH * own) / (request.tries[place] + _PLACE_STRENGTH)
-            survived *= min(own, _HIGHEST)
+            survived *= min(own, HIGHEST)
             result.append(survived)
         return result

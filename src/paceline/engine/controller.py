@@ -9,6 +9,9 @@ Without drafts there is no news of them, so now and then a few rows draft for PR
 that changes nothing the next one waits twice as long. A change of load needs no probe: it is in the costs.
 On a ragged batch single rows rest and are probed in the same way.
 
+Drafts from a request's own text (draft_or_text.py) are weighed last, over what has been decided for the draft model,
+and change nothing of its rests and probes: those are about its passes, and a text needs none.
+
 Hysteresis: among captured steps another K must be better by 1 %; going from rest to drafts, by 1 % in any case.
 A captured step that no live one has timed yet gets the benefit of the doubt (PaddedCosts.doubt).
 """
@@ -22,6 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.engine.acceptance_estimates import AcceptanceEstimates
+from paceline.engine.draft_or_text import with_texts
 from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain
 from paceline.engine.statistics import SpeculationChoices
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
@@ -69,6 +73,12 @@ class Outcome:
     num_drafted: int
     num_accepted: int
     positions: int
+    by_text: bool = False  # its drafts were looked up
+
+    @property
+    def num_made(self) -> int:
+        """Drafts of the draft model."""
+        return 0 if self.by_text else self.num_drafted
 
 
 class SpeculationController:
@@ -80,6 +90,7 @@ class SpeculationController:
         self._most = most
         self._k = 0  # of the last decision
         self._decided: dict[int, int] = {}
+        self._by_text: frozenset[int] = frozenset()
         self._expected: Choice | None = None
         self._under_way: deque[Choice | None] = deque()
         self._rest: _Rest | None = None  # None: somebody drafts
@@ -105,16 +116,30 @@ class SpeculationController:
         """Of the last decision; 0 for rows that it did not know."""
         return self._decided.get(seq_id, 0)
 
+    def drafts_by_text(self, seq_id: int) -> bool:
+        """In the last decision."""
+        return seq_id in self._by_text
+
     def decide(self, rows: Seq[DraftingRow], others: int = 0) -> None:
         """Choose the drafts of a step with these decoding rows; `others`: tokens that other rows read in it."""
         self._expected = None
-        self._decided = {}
-        if not any(row.most for row in rows):
+        self._decided, self._by_text = {}, frozenset()
+        if not any(row.most or row.text for row in rows):
             return
-        if self._may_sleep_on(rows):
-            self._expected = plain(rows, self.costs, others)
-            return
-        choice = self._choose(rows, others)
+        probes: dict[int, int] = {}
+        choice = plain(rows, self.costs, others)
+        if any(row.most for row in rows) and not self._may_sleep_on(rows):
+            choice, probes = self._decide_for_the_model(rows, others)
+        if isinstance(self.costs, RaggedCosts) and any(row.text for row in rows):
+            survivals, rests = self._survivals(rows), self._rest is not None
+            choice, texts = with_texts(rows, survivals, choice, self.costs, others=others, probes=probes, rests=rests)
+            self._by_text = frozenset(rows[index].seq_id for index in texts)
+        self._expected = choice
+        self._decided = {row.seq_id: count for row, count in zip(rows, choice.counts, strict=True)}
+
+    def _decide_for_the_model(self, rows: Seq[DraftingRow], others: int) -> tuple[Choice, dict[int, int]]:
+        """What the draft model should do, and which rows (by their index) do it for the sake of news."""
+        before = choice = self._choose(rows, others)
         if not any(choice.counts):
             if self._rest is None:
                 self._start_rest(rows)
@@ -128,8 +153,8 @@ class SpeculationController:
         if isinstance(self.costs, RaggedCosts) and self._rest is None:
             choice = self._probe_rows(rows, choice)
         self._k = max(choice.counts)
-        self._expected = choice
-        self._decided = {row.seq_id: count for row, count in zip(rows, choice.counts, strict=True)}
+        counts = enumerate(zip(before.counts, choice.counts, strict=True))
+        return choice, {index: count for index, (wanted, count) in counts if count != wanted}
 
     def _may_sleep_on(self, rows: Seq[DraftingRow]) -> bool:
         """It rests, and nothing has happened that could change that."""
@@ -270,18 +295,25 @@ class SpeculationController:
         judged_together = self._judges_together(len(outcomes))
         for outcome in outcomes:
             seq_id = None if judged_together else outcome.seq_id
-            self.estimates.record(seq_id, outcome.num_drafted, outcome.num_accepted)
-            self._wins_and_passes[0] += outcome.num_accepted > 0
-            self._wins_and_passes[1] += outcome.num_drafted > 0
+            if outcome.num_made:
+                self.estimates.record(seq_id, outcome.num_made, outcome.num_accepted)
+                self._wins_and_passes[0] += outcome.num_accepted > 0
+                self._wins_and_passes[1] += 1
         self.estimates.end_step()
-        num_drafted = sum(outcome.num_drafted for outcome in outcomes)
         self._count(outcomes, expected, draft_seconds + other_seconds)
         if is_typical and outcomes and captured == isinstance(self.costs, PaddedCosts):
-            planned = [outcome.planned for outcome in outcomes]
-            positions = sum(outcome.positions for outcome in outcomes)
-            self.costs.refresh(planned, positions, draft_seconds, other_seconds)
-        self._age_rest(num_drafted > 0)
+            self._refresh(outcomes, draft_seconds, other_seconds)
+        self._age_rest(any(outcome.num_made for outcome in outcomes))
         self._age_row_rests(outcomes)
+
+    def _refresh(self, outcomes: Seq[Outcome], draft_seconds: float, other_seconds: float) -> None:
+        planned = [outcome.planned for outcome in outcomes]
+        positions = sum(outcome.positions for outcome in outcomes)
+        if isinstance(self.costs, PaddedCosts):
+            self.costs.refresh(planned, positions, draft_seconds, other_seconds)
+        else:
+            made = [0 if outcome.by_text else outcome.planned for outcome in outcomes]
+            self.costs.refresh(planned, positions, draft_seconds, other_seconds, made)
 
     def _count(self, outcomes: Seq[Outcome], expected: Choice | None, seconds: float) -> None:
         counts = self.counts
@@ -320,7 +352,7 @@ class SpeculationController:
             rest.steps += 1
             if rest.is_probing:
                 rest.probe_age += 1
-                rest.probe_left -= outcome.num_drafted > 0
+                rest.probe_left -= outcome.num_made > 0
                 if rest.probe_left == 0 or rest.probe_age >= _LOST_PROBE:
                     rest.probe_left, rest.steps = 0, 0
                     rest.wait = min(2 * rest.wait, MOST_ROW_WAIT)
@@ -341,7 +373,7 @@ class SpeculationController:
     def start_anew(self) -> None:
         """Steps that this object did not plan are behind: those under way are not its own."""
         self._under_way.clear()
-        self._decided, self._expected = {}, None
+        self._decided, self._by_text, self._expected = {}, frozenset(), None
 
     def forget(self, seq_id: int) -> None:
         """The sequence has ended."""

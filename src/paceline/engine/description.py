@@ -37,7 +37,9 @@ def _speculation(config: EngineConfig) -> str:
     text = f"{speculative.method}, K " + (
         f"from 0 to {k}, by load and acceptance" if speculative.adaptive else f"= {k}"
     )
-    if speculative.method == "ngram":
+    if speculative.ngram_beside_draft:
+        text += f"; proposer {speculative.proposer} unless a request says otherwise"
+    if "ngram" in speculative.proposers:
         text += f", n-grams of {speculative.prompt_lookup_min} to {speculative.prompt_lookup_max} tokens"
     return f"{text}, {_acceptance(speculative)}"
 

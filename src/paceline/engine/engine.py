@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from paceline.config import EngineConfig
 from paceline.engine.admission import Admission
@@ -25,6 +26,7 @@ from paceline.engine.scheduler import Scheduler, Update
 from paceline.engine.speculation import SpeculationPolicy
 from paceline.engine.statistics import EngineStats
 from paceline.engine.step_costs import StepCosts
+from paceline.engine.text_drafts import TextDrafts
 from paceline.errors import ConfigurationError, InvalidRequestError
 from paceline.plan import StepPlan, StepResult
 from paceline.request_speculation import PROPOSERS
@@ -63,7 +65,7 @@ class Engine:
         self._submit_seconds = 0.0  # of this step: on a CPU the models run while a plan is submitted
         self._last_step_end: float | None = None  # None: there was nothing to do since
         self._stats = EngineStats()
-        self._stats.proposer = PROPOSERS[config.speculative.method] if config.speculative is not None else ""
+        self._stats.proposer = _proposer(config)
         self._stats.speculation.synthetic = config.speculative is not None and not config.speculative.is_lossless
 
     # -- requests -------------------------------------------------------------------------------------
@@ -233,7 +235,7 @@ class Engine:
     def _delta(self, update: Update) -> SequenceDelta:
         sequence = update.sequence
         self._stats.generation_tokens += len(update.token_ids)
-        self._stats.speculation.record(update.num_drafted, update.num_accepted)
+        self._stats.speculation.record(update.num_drafted, update.num_accepted, by_text=update.by_text)
         if sequence.finish_reason is not None:
             self._count_end(sequence)
             delta = self._final_delta(sequence, update.token_ids)
@@ -310,14 +312,33 @@ def make_scheduler(
         enable_prefix_caching=config.cache.enable_prefix_caching,
         draft_max_len=draft.max_model_len if draft else None,
     )
-    policy = SpeculationPolicy(config.num_speculative_tokens, draft.max_model_len if draft else None)
     return Scheduler(
         blocks,
-        DraftChoice(policy, watch, controller),
+        _draft_choice(config, watch, controller),
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         keep_history=config.speculative is not None and config.speculative.method == "ngram",
     )
+
+
+def _draft_choice(
+    config: EngineConfig, watch: DraftWatch | None, controller: SpeculationController | None
+) -> DraftChoice:
+    draft, speculative = config.draft, config.speculative
+    policy = SpeculationPolicy(config.num_speculative_tokens, draft.max_model_len if draft else None)
+    if speculative is None or not speculative.ngram_beside_draft:
+        return DraftChoice(policy, watch, controller)
+    texts = TextDrafts(speculative.prompt_lookup_min, speculative.prompt_lookup_max)
+    policy = replace(policy, looks_up=True, proposer=speculative.proposer)
+    return DraftChoice(policy, watch, controller, texts)
+
+
+def _proposer(config: EngineConfig) -> str:
+    """Of requests that name none."""
+    speculative = config.speculative
+    if speculative is None:
+        return ""
+    return speculative.proposer if speculative.ngram_beside_draft else PROPOSERS[speculative.method]
 
 
 def _early_ends(

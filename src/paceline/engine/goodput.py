@@ -30,6 +30,8 @@ class DraftingRow:
     positions  that it attends to
     lag        tokens that the draft must read before it can go on, beyond the two that it always reads
     is_fixed   it gets all of them, whatever that costs
+    text       chances that the first j tokens which its own text suggests are kept, j = 1, 2, ...; empty: none found
+    by_text    its drafts are those: `most` is their number, and the draft model makes no pass for them
     """
 
     seq_id: int
@@ -37,6 +39,8 @@ class DraftingRow:
     positions: int = 0
     lag: int = 0
     is_fixed: bool = False
+    text: tuple[float, ...] = ()
+    by_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +136,12 @@ class _Scan:
         for _, lost, place, row in entries:
             if place >= depth:
                 continue
-            reads = 2 if place == 0 else 1
-            drafting += draft[reads * (active[place] + 1)] - draft[reads * active[place]]
-            if place == 0:
-                drafting += lag[row]
-            active[place] += 1
+            if not self._rows[row].by_text:
+                reads = 2 if place == 0 else 1
+                drafting += draft[reads * (active[place] + 1)] - draft[reads * active[place]]
+                if place == 0:
+                    drafting += lag[row]
+                active[place] += 1
             taken += 1
             tokens -= lost  # -S
             order.append(row)
@@ -152,9 +157,9 @@ class _Scan:
     def even(self, survivals: Seq[Seq[float]], k: int) -> Choice:
         """K drafts for every row that may have as many."""
         counts = [row.most if row.is_fixed else min(k, row.most) for row in self._rows]
-        active = active_rows(counts)
         tokens = len(counts) + sum(sum(s[:count]) for s, count in zip(survivals, counts, strict=True))
-        seconds = self._verify[sum(counts)] + self._padding * padding(len(counts), active)
-        seconds += sum(self._draft[(2 if place == 0 else 1) * rows] for place, rows in enumerate(active))
+        seconds = self._verify[sum(counts)] + self._padding * padding(len(counts), active_rows(counts))
+        made = [0 if row.by_text else count for row, count in zip(self._rows, counts, strict=True)]
+        seconds += sum(self._draft[(2 if place == 0 else 1) * rows] for place, rows in enumerate(active_rows(made)))
         seconds += sum(lag for lag, count in zip(self._lag, counts, strict=True) if count)
         return Choice(counts, tokens, seconds)

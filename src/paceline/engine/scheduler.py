@@ -42,6 +42,7 @@ class Update:
     token_ids: list[int]
     num_drafted: int = 0
     num_accepted: int = 0
+    by_text: bool = False  # its drafts were looked up in the text
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     is_refusal: bool = False  # the error is the request's own
@@ -134,7 +135,7 @@ class Scheduler:
         Blocks are reserved for the longest outcome. A sequence that is sure to end with the step under way is left
         out; one that turns out to have ended is computed once more for nothing, and its row is dropped at commit.
         """
-        if len(self._under_way) != 1 or self._can_admit():
+        if len(self._under_way) != 1 or self._can_admit() or self.drafts.reads_texts:
             return None
         self.drafts.choose(self.running, self._under_way[0], self._max_num_batched_tokens)
         rows = []
@@ -228,7 +229,8 @@ class Scheduler:
             return 0
         if end < sequence.num_tokens or sequence.num_computed_tokens < sequence.num_tokens - 1:
             return 0
-        if self.drafts.policy.has_draft_model and end - sequence.num_draft_computed_tokens > budget.draft:
+        behind = end - sequence.num_draft_computed_tokens
+        if self.drafts.policy.has_draft_model and behind > budget.draft and not self.drafts.text(sequence):
             return 0
         return self.drafts.wanted(sequence)
 
@@ -236,7 +238,8 @@ class Scheduler:
         start = sequence.num_computed_tokens
         scored = sequence.prompt_token_ids[start + 1 : end + 1] if sequence.wants_prompt_logprobs else []
         budget.scored -= len(scored)
-        draft_start, draft_end = self._draft_span(sequence, end, drafts, budget)
+        text = self.drafts.text(sequence)[:drafts]
+        draft_start, draft_end = (0, 0) if text else self._draft_span(sequence, end, drafts, budget)
         budget.target -= end - start + drafts
         budget.draft -= draft_end - draft_start
         return RowPlan(
@@ -248,6 +251,7 @@ class Scheduler:
             draft_chunk=sequence.token_ids[draft_start:draft_end],
             num_draft_computed_tokens=sequence.num_draft_computed_tokens,
             num_draft_tokens=drafts,
+            text_drafts=text,
             emits=end == sequence.num_tokens,
             num_output_tokens=sequence.num_output_tokens,
             scored_token_ids=scored,
@@ -335,7 +339,12 @@ class Scheduler:
             self._end(sequence, sequence.finish_reason)
         num_accepted = min(result.num_accepted, num_kept)
         logprobs = result.logprobs[:num_kept] if result.logprobs is not None else None
-        return Update(sequence, result.output_token_ids[:num_kept], result.num_drafted, num_accepted, logprobs)
+        by_text = self._is_by_text(plan)
+        kept = result.output_token_ids[:num_kept]
+        return Update(sequence, kept, result.num_drafted, num_accepted, by_text, logprobs)
+
+    def _is_by_text(self, plan: RowPlan) -> bool:
+        return bool(plan.text_drafts) or self._keep_history
 
     def _advance_over_chunk(self, sequence: Sequence, plan: RowPlan, result: RowResult) -> None:
         sequence.num_computed_tokens = plan.num_committed_tokens
@@ -351,12 +360,14 @@ class Scheduler:
         ending = find_ending(sequence, result.output_token_ids)
         sequence.token_ids.extend(result.output_token_ids[: ending.num_kept])
         num_accepted = min(result.num_accepted, ending.num_kept)
-        sequence.speculation.record(result.num_drafted, num_accepted)
-        self.drafts.record(result.num_drafted, result.num_accepted)
+        sequence.speculation.record(result.num_drafted, num_accepted, by_text=self._is_by_text(plan))
+        if not plan.text_drafts:
+            self.drafts.record(result.num_drafted, result.num_accepted)
         # With nothing emitted the last token is computed again in the next step, which then emits.
         sequence.num_computed_tokens = min(n + num_accepted, max(sequence.num_tokens - 1, 0))
-        if self.drafts.policy.has_draft_model and result.num_drafted and not result.draft_failed:
-            fed = n + result.num_drafted - 1
+        made = 0 if plan.text_drafts else result.num_drafted
+        if self.drafts.policy.has_draft_model and made and not result.draft_failed:
+            fed = n + made - 1
             sequence.num_draft_computed_tokens = min(n + num_accepted, fed, sequence.num_tokens - 1)
         sequence.num_draft_computed_tokens = min(sequence.num_draft_computed_tokens, sequence.num_tokens - 1)
         sequence.finish_reason, sequence.stop_reason = ending.finish_reason, ending.stop_reason

@@ -54,7 +54,7 @@ class EngineStats(msgspec.Struct, kw_only=True):
     draft_failures: int = 0  # sequences whose draft gave NaN and which went on without
     num_speculation_switch_offs: int = 0
     speculation: SpeculationCounts = msgspec.field(default_factory=SpeculationCounts)
-    proposer: str = ""  # what drafts: "draft", "ngram"; "": nothing
+    proposer: str = ""  # what drafts where a request does not say: "draft", "ngram", "auto"; "": nothing
     choices: SpeculationChoices | None = None  # None: K is fixed
 
     # seconds, summed over steps

@@ -182,12 +182,20 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
             return 0.0
         return self.draft(2 * active[0] + lag) + sum(self.draft(rows) for rows in active[1:] if rows)
 
-    def refresh(self, counts: Seq[int], positions: float, draft_seconds: float, other_seconds: float) -> None:
-        """One step of decoding rows took so long; `other_seconds`: without the draft's passes."""
-        active = active_rows(counts)
-        padded = padding(len(counts), active)
-        tokens, expected = len(counts) + sum(counts), self.verifying(len(counts), sum(active), positions, padded)
+    def refresh(
+        self,
+        counts: Seq[int],
+        positions: float,
+        draft_seconds: float,
+        other_seconds: float,
+        made: Seq[int] | None = None,
+    ) -> None:
+        """One step of decoding rows took so long; `other_seconds`: without the draft's passes. `made`: of the drafts,
+        those that the draft model made; None: all."""
+        padded = padding(len(counts), active_rows(counts))
+        tokens, expected = len(counts) + sum(counts), self.verifying(len(counts), sum(counts), positions, padded)
         _scale(self.verify, tokens, self.refresher.correction(expected, other_seconds))
+        active = active_rows(counts if made is None else made)
         if active and draft_seconds > 0.0:
             correction = self.refresher.correction(self.drafting(active), draft_seconds)
             for rows in (2 * active[0], *active[1:]):

@@ -126,7 +126,7 @@ def draft_chunk_spans(rows: Seq[RowPlan]) -> list[Span]:
             start=row.draft_start,
             tokens=row.draft_chunk,
             write_from=row.num_draft_computed_tokens,
-            num_logits=1 if row.num_draft_tokens else 0,
+            num_logits=1 if row.num_model_drafts else 0,
         )
         for row in rows
     ]

@@ -53,6 +53,11 @@ _SPECULATION = {
     "spec_decode_num_draft_tokens": ("num_draft_tokens", "Draft tokens proposed."),
     "spec_decode_num_accepted_tokens": ("num_accepted_tokens", "Draft tokens accepted."),
 }
+_BY_PROPOSER = {
+    "drafts": ("num_drafts", "Target passes with drafts, by what drafted: the draft model, or a lookup in the text."),
+    "draft_tokens": ("num_draft_tokens", "Draft tokens proposed, by what drafted."),
+    "accepted_tokens": ("num_accepted_tokens", "Draft tokens accepted, by what drafted."),
+}
 _CHOICES = {
     "expected_tokens": "Tokens that the controller of K expected of its decode steps.",
     "expected_seconds": "Seconds that it expected of them: the ratio is the speed expected.",
@@ -125,6 +130,10 @@ class _Families(Collector):
             _by_index(stats.speculation.num_accepted_tokens_per_pos),
             "position",
         )
+        by_proposer = stats.speculation.by_proposer
+        for name, (attribute, help_text) in _BY_PROPOSER.items():
+            values = {(proposer,): getattr(counts, attribute) for proposer, counts in by_proposer.items()}
+            yield self._counter(f"spec_decode_proposer_{name}", help_text, values, "proposer")
         yield self._counter(
             "spec_decode_passes",
             "Target passes of one sequence that emitted, by K: the number of drafts they verified.",

@@ -44,6 +44,7 @@ def metrics(counts: SpeculationCounts, num_speculative_tokens: int) -> Json:
             "num_accepted_draft_tokens": counts.num_accepted_tokens,
             "num_draft_tokens": counts.num_draft_tokens,
             "num_spec_tokens": len(histogram) - 1,
+            "num_spec_steps_by_proposer": {name: part.num_drafts for name, part in counts.by_proposer.items()},
         }
         | ({"synthetic_acceptance": True} if counts.synthetic else {})
     }

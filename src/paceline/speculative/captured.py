@@ -127,7 +127,7 @@ class CapturedDecoder:
         return all(self._takes_row(row) for row in plan.rows)
 
     def _takes_row(self, row: RowPlan) -> bool:
-        if not row.emits or not row.sampling.is_plain:
+        if not row.emits or not row.sampling.is_plain or row.text_drafts:
             return False
         if row.source is not None:
             return True

@@ -84,7 +84,9 @@ def tune(options: Options, say: Say) -> Tuning:
         )
     if not config.speculative.is_lossless:
         raise ConfigurationError("tune measures what drafts are worth; synthetic acceptance says nothing about that.")
-    config = replace(config, speculative=replace(config.speculative, adaptive=False))  # the largest K throughout
+    # The largest K throughout, of the draft model alone: what a text brings is not a matter of K.
+    alone = replace(config.speculative, adaptive=False, proposer="draft" if config.draft else "auto")
+    config = replace(config, speculative=alone)
     say(f"Loading {config.model.name}" + (f" and {config.draft.name}" if config.draft else ""))
     engine = assemble_engine(config, tokenizer)
     try:

@@ -31,7 +31,8 @@ PARITY_TEXTS = (
 class Mode:
     """One way to speculate; an LLM is loaded for each. `draft` None: n-gram.
 
-    adaptive: K is the most, and the controller chooses; requests bring no seed then, because with one K is fixed.
+    adaptive: K is the most, and the controller chooses; either: a row drafts with the draft model or from its text,
+    whichever is surer. Requests bring no seed in either case, because with one neither may change.
     """
 
     draft: str | None
@@ -39,10 +40,15 @@ class Mode:
     acceptance: str = "rejection"
     batch: int = 64  # sequences in a step, at most
     adaptive: bool = False
+    either: bool = False
+
+    @property
+    def brings_seeds(self) -> bool:
+        return not (self.adaptive or self.either)
 
     @property
     def name(self) -> str:
-        proposer = "n-gram" if self.draft is None else "draft"
+        proposer = "n-gram" if self.draft is None else "draft or n-gram" if self.either else "draft"
         k = f"K from 0 to {self.num_speculative_tokens}" if self.adaptive else f"K={self.num_speculative_tokens}"
         return f"{proposer}, {k}, {self.acceptance}, batch {self.batch}"
 
@@ -52,7 +58,9 @@ class Mode:
         return self.num_speculative_tokens + 2
 
     def speculative_config(self) -> dict[str, Any]:
-        proposer = {"method": "ngram"} if self.draft is None else {"model": self.draft}
+        proposer = {"model": self.draft, "proposer": "auto" if self.either else "draft"}
+        if self.draft is None:
+            proposer = {"method": "ngram"}
         config: dict[str, Any] = {**proposer, "num_speculative_tokens": self.num_speculative_tokens}
         config["adaptive"] = self.adaptive
         if self.acceptance == "block":
@@ -101,7 +109,7 @@ def modes(
     if "block" in methods:
         found.append(Mode(draft, numbers[-1], "block", batch=64))
     if draft is not None and not quick:
-        found.append(Mode(None, numbers[-1], methods[0], batch=16))
+        found += [Mode(None, numbers[-1], methods[0], batch=16), Mode(draft, numbers[-1], methods[0], either=True)]
     return [replace(mode, adaptive=adaptive) for mode in found]
 
 

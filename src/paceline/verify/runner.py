@@ -101,11 +101,17 @@ class _Run:
         self.determinism: list[DeterminismTest] = []
         self.not_tested: list[str] = []
         self.draft_path: Path | None = None
+        self.has_either = False  # a draft model that an n-gram can stand beside
 
     def report(self) -> Report:
         self._prepare()
         for mode in self.modes:
+            if mode.either and not self.has_either:
+                self.not_tested.append("draft or n-gram in one step: on a GPU the draft model drafts alone")
+                continue
             with self._open(mode) as llm:
+                speculative = llm.config.speculative
+                self.has_either |= speculative is not None and speculative.ngram_beside_draft
                 self.draft_path = llm.config.draft.path if llm.config.draft else self.draft_path
                 for part, ask in (("law", self._sample), ("parity", self._compare), ("seeds", self._repeat)):
                     if part in self.options.parts:
@@ -278,7 +284,7 @@ class _Run:
             prompt = self.prompts[case.setting.prompt].token_ids
             tokens = max(mode.num_places, case.setting.params.get("min_tokens", 0))
             for seed in seeds(samples, f"{self.options.seed}/{stage}/{mode.name}/{case.setting.name}"):
-                requests.append(Request(prompt, case.setting.params, None if mode.adaptive else seed, tokens))
+                requests.append(Request(prompt, case.setting.params, seed if mode.brings_seeds else None, tokens))
                 owners.append(case)
         mixed, place = shuffled(requests, f"{self.options.seed}/{stage}/{mode.name}")
         self.progress.stage(f"{mode.name}: {'law' if stage == 'first' else f'law, {stage} answers'}", len(mixed))

@@ -162,11 +162,8 @@ class Worker:
             torch.cuda.empty_cache()
 
     def _captured_decoder(self) -> CapturedDecoder | None:
-        """On a GPU, where the drafts and the decision are ones that the kernels know."""
         config, speculative = self._config, self._config.speculative
-        if self._device.type != "cuda" or config.enforce_eager:
-            return None
-        if speculative is not None and (self.draft is None or speculative.acceptance == "block"):
+        if not config.captures_steps:
             return None
         k = config.num_speculative_tokens
         return CapturedDecoder(

@@ -54,6 +54,7 @@ _LOOKUP = frozenset({"prompt_lookup_max", "prompt_lookup_min"})
 _OWN: dict[str, tuple[tuple[Any, ...], str]] = {
     "draft_vocab_size": (("auto", "all"), "a reduced head of the draft exists only in Paceline's own engine"),
     "quantize_lm_head": ((False,), "vLLM keeps the head in the checkpoint's precision"),
+    "proposer": ((None, "draft"), "vLLM has one proposer, the method"),
     "adaptive": ((None, True, False), "vLLM chooses K by a schedule (num_speculative_tokens_per_batch_size)"),
 }
 

@@ -17,6 +17,7 @@ from paceline import __version__
 from paceline.config import EngineConfig
 from paceline.engine.statistics import EngineStats
 from paceline.errors import EngineDeadError
+from paceline.sequence import ProposerCounts
 from paceline.server.engine_client import EngineClient
 from paceline.server.telemetry.telemetry import Telemetry
 
@@ -123,6 +124,7 @@ class LiveStatus:
             "is_off": now.speculation_off,
             "is_synthetic": not configured.is_lossless,
             "proposer": now.proposer or None,
+            "by_proposer": {name: _proposed(counts, old.by_proposer[name]) for name, counts in new.by_proposer.items()},
             "is_resting": _is_resting(then, now),
             "k_in_use": now.num_speculative_tokens,
             "mean_k": _ratio(drafted, sum(passes)),
@@ -134,6 +136,13 @@ class LiveStatus:
                 _ratio(kept, sum(passes[position + 1 :])) for position, kept in enumerate(per_position)
             ],
         }
+
+
+def _proposed(now: ProposerCounts, then: ProposerCounts) -> dict[str, float | None]:
+    """Target passes with its drafts, and the share of these that were accepted."""
+    drafted = now.num_draft_tokens - then.num_draft_tokens
+    accepted = now.num_accepted_tokens - then.num_accepted_tokens
+    return {"passes": now.num_drafts - then.num_drafts, "acceptance_rate": _ratio(accepted, drafted)}
 
 
 def _is_resting(then: EngineStats, now: EngineStats) -> dict[str, bool] | None:

@@ -6,6 +6,8 @@ where the draft has fallen behind. Each later pass reads the token just drawn. T
 read: the draft's watermark then lags one behind the target's, and the next first pass makes up for it.
 
 The law drawn from is kept as it was used, so the ratio sees the same bits.
+
+Rows whose plan brings drafts from their own text take those, with the one-hot law: nothing was drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from paceline.layers.sampling import SamplingBatch, draw
 from paceline.plan import RowPlan, StepPlan
 from paceline.runner import batch_inputs
 from paceline.runner.model_runner import ForwardOutput, ModelRunner
-from paceline.speculative.proposers.base import emitting_rows, nothing
+from paceline.speculative.proposers.base import emitting_rows
+from paceline.speculative.proposers.ngram import legal, looked_up
 from paceline.speculative.rejection import Proposal
 
 
@@ -31,13 +34,13 @@ class DraftModelProposer:
     def propose(self, plan: StepPlan, sampling: SamplingBatch) -> Proposal:
         rows = emitting_rows(plan)
         readers = [row for row in plan.rows if row.draft_chunk]
+        texts = {index: legal(sampling, index, row.text_drafts) for index, row in enumerate(rows) if row.text_drafts}
         if not readers:
-            return nothing(rows, sampling.device)
+            return looked_up([texts.get(index, []) for index in range(len(rows))], sampling.device)
         output, failed = self._read_chunks(readers)
-        num_drafts = [row.num_draft_tokens for row in rows]
-        draft = _Draft(rows, num_drafts, sampling, self._vocab_size)
+        draft = _Draft(rows, texts, sampling, self._vocab_size)
         active = draft.rows_at(0)
-        for step in range(max(num_drafts, default=0)):
+        for step in range(max((row.num_model_drafts for row in rows), default=0)):
             tokens = draft.take(step, active, output)
             after = draft.rows_at(step + 1)
             if after:
@@ -60,19 +63,34 @@ class DraftModelProposer:
 class _Draft:
     """The tokens and laws of one step, filled column by column."""
 
-    def __init__(self, rows: list[RowPlan], num_drafts: list[int], sampling: SamplingBatch, vocab_size: int) -> None:
+    def __init__(
+        self, rows: list[RowPlan], texts: dict[int, list[int]], sampling: SamplingBatch, vocab_size: int
+    ) -> None:
+        """`texts`: drafts of rows, by their index, that are not drawn here."""
         self._rows = rows
-        self._num_drafts = num_drafts
+        self._num_drafts = [
+            len(texts[index]) if index in texts else row.num_draft_tokens for index, row in enumerate(rows)
+        ]
         self._sampling = sampling
-        width, device = max(num_drafts, default=0), sampling.device
+        width, device = max(self._num_drafts, default=0), sampling.device
         self._token_ids = torch.full((len(rows), width), -1, dtype=torch.int64, device=device)
         self._finite = torch.ones((len(rows), width), dtype=torch.bool, device=device)
         self._has_law = torch.ones((len(rows), width), dtype=torch.bool, device=device)
         self._random_row = {row: place for place, row in enumerate(sampling.random_rows.tolist())}
         self._probs = torch.zeros((len(self._random_row), width, vocab_size), device=device)
+        for row, tokens in texts.items():
+            self._give(row, torch.tensor(tokens, dtype=torch.int64, device=device))
+
+    def _give(self, row: int, tokens: Tensor) -> None:
+        """Tokens [k] that nobody drew."""
+        places = torch.arange(len(tokens), device=tokens.device)
+        self._token_ids[row, places] = tokens
+        if row in self._random_row:
+            self._probs[self._random_row[row], places, tokens] = 1.0
 
     def rows_at(self, step: int) -> list[int]:
-        return [row for row, count in enumerate(self._num_drafts) if count > step]
+        """Those for which the draft model proposes a token there."""
+        return [index for index, row in enumerate(self._rows) if row.num_model_drafts > step]
 
     def take(self, step: int, active: list[int], output: ForwardOutput) -> Tensor:
         """Draw column `step` for the active rows from their logits [A, V]; returns their tokens [A]."""
