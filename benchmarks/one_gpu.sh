@@ -22,7 +22,7 @@ part gpu-tests-captured 120 python3 -m pytest -q -p no:cacheprovider tests/model
 part gpu-tests-kernels 120 python3 -m pytest -q -p no:cacheprovider tests/kernels
 part gpu-tests-memory 120 python3 -m pytest -q -s -p no:cacheprovider tests/gpu
 part gpu-70b 280 python3 -m paceline.cli bench offline "${pair[@]}" --synthetic-acceptance 0.78 \
-    --batch 1,8,32,64,128 -k none,0,1,2,3,5,7 --out "$out/h200-70b-1b-fp8.json"
+    --batch 1,8,32,64,128 -k none,0,1,2,3,5,7,adaptive --out "$out/h200-70b-1b-fp8.json"
 part gpu-70b-length 120 python3 -m paceline.cli bench offline "${pair[@]}" --synthetic-acceptance-length 4.9 \
     --batch 1 -k 5,7 --out "$out/h200-70b-1b-fp8-length-4.9.json"
 part gpu-70b-prefill 120 python3 -m paceline.cli bench offline "${pair[@]}" --batch 8 --input-len 2048 --output-len 8 -k 0 \

@@ -129,3 +129,13 @@ def test_recorded_runs_are_predicted() -> None:
     assert max(map(abs, before.values())) <= 0.15, before
     after = {(case.case.batch, case.case.k): case.error for case in calibrate(measured).after}
     assert max(map(abs, after.values())) <= 0.05, after
+
+
+def test_what_an_adaptive_k_reached_is_no_case_of_a_fixed_one(tmp_path: Path) -> None:
+    content = json.loads(RECORDED.read_text())
+    row, run = content["results"][-1], content["runs"][-1]
+    content["results"].append({**row, "adaptive": True, "decode_tokens_per_second": 1.0})
+    content["runs"].append({**run, "adaptive": True, "decode_seconds": 1.0, "decode_tokens": 1})
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(content))
+    assert read_measurement(path, GPUS).cases == read_measurement(RECORDED, GPUS).cases

@@ -69,6 +69,21 @@ def test_from_the_command_line_to_the_document(
     assert any("SYNTHETIC ACCEPTANCE" in note for note in found["notes"])
 
 
+def test_a_k_that_is_chosen_for_each_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))  # costs that are measured at start
+    config = shape(tmp_path)
+    found = bench(
+        monkeypatch, capsys, "--model", config, "--draft", config, "-k", "0,adaptive", "--batch", "2",
+        "--synthetic-acceptance", "1", "--input-len", "9", "--output-len", "40",
+    )  # fmt: skip
+    fixed, chosen = found["results"]
+    assert [(row["k"], row["adaptive"]) for row in (fixed, chosen)] == [(0, False), (5, True)]
+    assert [run["adaptive"] for run in found["runs"]] == [False, True]
+    assert all(run["decode_tokens"] == 2 * 39 for run in found["runs"])
+
+
 def test_a_run_that_is_cut_short_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, out = shape(tmp_path), tmp_path / "out.json"
     real = offline.measure

@@ -123,6 +123,35 @@ def test_a_draft_that_was_laid_to_rest_and_preemptions_are_told() -> None:
     assert "preempted" in found[1]
 
 
+def test_an_adaptive_case_stands_last_and_has_no_ceiling_of_its_own() -> None:
+    sweep = Sweep(batches=(2,), ks=(0, 3), adaptive=True)
+    ceiling = Ceiling(ModelBytes(90, 1, 1000), ModelBytes(0, 0, 0), 1000.0)
+    full = {"full_steps": 10, "full_seconds": 4.0}
+    cases = [Case(2, 3, True, 0.7, [run(3, 5.0, **full)], adaptive=True), Case(2, 3, True, 0.7, [run(3, 8.0, **full)])]
+    cases.append(Case(2, 0, True, None, [run(0, 10.0, **full)]))
+    rows = summaries(cases, ceiling, sweep)
+    assert [(row["k"], row["adaptive"]) for row in rows] == [(0, False), (3, False), (3, True)]
+    assert [row["speed_up"] for row in rows] == [1.0, 1.25, 2.0]
+    assert [row["fraction_of_ceiling"] is None for row in rows] == [False, False, True]
+
+
+def test_an_adaptive_engine_is_made_for_the_largest_k(tmp_path: Path) -> None:
+    models = Models(model="smollm2-135m", draft="smollm2-135m", engine={"device": "cpu"})
+    for ks, most in (((0, 3), 3), ((0,), 5)):
+        (plan,), _ = plan_engines(models, Sweep(ks=ks, adaptive=True, input_len=8, output_len=8), tmp_path / str(most))
+        assert plan.config.speculative is not None
+        assert plan.config.speculative.adaptive
+        assert (plan.config.num_speculative_tokens, plan.most, plan.ks, plan.has_draft) == (most, most, ks, True)
+
+
+def test_an_adaptive_k_needs_a_draft_and_rates_that_do_not_depend_on_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="-k adaptive needs something that drafts"):
+        plan_engines(Models(model="smollm2-135m"), Sweep(adaptive=True), tmp_path)
+    length = Models(model="smollm2-135m", draft="smollm2-135m", acceptance=SyntheticAcceptance(length=3.0))
+    with pytest.raises(ConfigurationError, match="made for one K"):
+        plan_engines(length, Sweep(adaptive=True), tmp_path)
+
+
 def plans(folder: Path, **changes: Any) -> list[tuple[tuple[int, ...], int, tuple[float, ...]]]:
     """(Ks, K of the engine, its conditional rates) of each engine."""
     sweep = Sweep(batches=(1, 4), ks=(0, 3, 5), input_len=8, output_len=8)

@@ -40,7 +40,8 @@ class Workload:
 class Run:
     """What one run took. Seconds and counts; everything else is derived from them."""
 
-    k: int
+    k: int  # the most drafts of a step
+    adaptive: bool = False  # K was chosen for each step
     ttft_seconds: list[float] = field(default_factory=list)
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -74,12 +75,12 @@ class Run:
 class _Clockwork:
     """A run under way."""
 
-    def __init__(self, engine: Engine, workload: Workload, k: int, clock: Callable[[], float]) -> None:
+    def __init__(self, engine: Engine, workload: Workload, k: int | None, clock: Callable[[], float]) -> None:
         self._engine = engine
         self._clock = clock
         self._unfinished = workload.batch
         self._without_token = {str(index) for index in range(workload.batch)}
-        self.run = Run(k=k)
+        self.run = Run(k=engine.config.num_speculative_tokens if k is None else k, adaptive=k is None)
 
     def add(self, workload: Workload, vocab_size: int) -> None:
         for index, prompt in enumerate(workload.prompts(vocab_size)):
@@ -87,7 +88,7 @@ class _Clockwork:
                 temperature=workload.temperature,
                 max_tokens=workload.output_len,
                 ignore_eos=True,
-                seed=workload.seed + index,
+                seed=None if self.run.adaptive else workload.seed + index,  # a seeded request keeps its K
                 detokenize=False,
             )
             self._engine.add_request(
@@ -136,7 +137,7 @@ class _Clockwork:
         run.draft_seconds = after.draft_seconds - before.draft_seconds
         run.verify_seconds = after.verify_seconds - before.verify_seconds
         run.accept_seconds = after.accept_seconds - before.accept_seconds
-        run.speculation_rested = after.speculation_off or before.speculation_off
+        run.speculation_rested = not run.adaptive and (after.speculation_off or before.speculation_off)
         run.num_preemptions = after.num_preemptions - before.num_preemptions
         drafted, earlier = after.speculation, before.speculation
         run.num_drafts = drafted.num_drafts - earlier.num_drafts
@@ -144,8 +145,11 @@ class _Clockwork:
         run.num_accepted_tokens = drafted.num_accepted_tokens - earlier.num_accepted_tokens
 
 
-def measure(engine: Engine, workload: Workload, k: int, *, clock: Callable[[], float] = time.perf_counter) -> Run:
-    """Run `workload` with K drafts a step. The engine must be idle, and made for at least that K."""
+def measure(
+    engine: Engine, workload: Workload, k: int | None, *, clock: Callable[[], float] = time.perf_counter
+) -> Run:
+    """Run `workload` with K drafts a step; None: as many as the engine chooses, step by step. The engine must be idle,
+    and made for at least that K."""
     engine.set_num_speculative_tokens(k)
     clockwork = _Clockwork(engine, workload, k, clock)
     clockwork.add(workload, engine.config.model.vocab_size)

@@ -27,13 +27,22 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One line of the table: a batch and a K, and the runs of it."""
+    """One line of the table: a batch and a K, and the runs of it. `adaptive`: K was chosen for each step, up to k."""
 
     batch: int
     k: int
     has_draft: bool  # loaded, whether K is above 0 or not
     acceptance_rate: float | None  # synthetic, conditional; None: as the models are
     runs: list[Run]
+    adaptive: bool = False
+
+    @property
+    def fixed_k(self) -> int | None:
+        return None if self.adaptive else self.k
+
+    @property
+    def words(self) -> str:
+        return "K adaptive" if self.adaptive else f"K={self.k}"
 
     @property
     def median(self) -> Run:
@@ -74,13 +83,16 @@ def _cases(
 ) -> list[Case]:
     rates = {k: acceptance.conditional_rate(k) if acceptance and k else None for k in plan.ks}
     cases = [Case(batch, k, plan.has_draft, rates[k], []) for k in plan.ks]
+    if plan.adaptive:
+        rate = acceptance.conditional_rate(plan.most) if acceptance else None
+        cases.append(Case(batch, plan.most, plan.has_draft, rate, [], adaptive=True))
     for case in cases:
-        measure(engine, sweep.workload(batch, max(_WARM_UP_TOKENS, 2 * (case.k + 1))), case.k)
+        measure(engine, sweep.workload(batch, max(_WARM_UP_TOKENS, 2 * (case.k + 1))), case.fixed_k)
     for repeat in range(sweep.repeats):
         for case in cases:
-            run = measure(engine, sweep.workload(batch), case.k)
+            run = measure(engine, sweep.workload(batch), case.fixed_k)
             case.runs.append(run)
-            say(f"batch {batch}, K={case.k}, run {repeat + 1}: {run.decode_tokens_per_second:,.1f} tok/s")
+            say(f"batch {batch}, {case.words}, run {repeat + 1}: {run.decode_tokens_per_second:,.1f} tok/s")
     return cases
 
 

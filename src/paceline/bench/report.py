@@ -58,12 +58,13 @@ def summary(case: Case, ceiling: Ceiling, sweep: Sweep, plain: Case | None) -> d
     return {
         "batch": case.batch,
         "k": case.k,
+        "adaptive": case.adaptive,
         "draft_loaded": case.has_draft,
         "synthetic_acceptance_rate": case.acceptance_rate,
         "decode_tokens_per_second": speed,
         "tokens_per_second_per_user": speed / case.batch,
         "speed_up": speed / plain.median.decode_tokens_per_second if plain else None,
-        "fraction_of_ceiling": seconds / run.full_step_seconds if run.full_steps else None,
+        "fraction_of_ceiling": seconds / run.full_step_seconds if run.full_steps and not case.adaptive else None,
         "tokens_per_pass": run.tokens_per_pass,
         "step_ms": _ms(run.full_step_seconds) if run.full_steps else None,
         **_split(run),
@@ -96,7 +97,12 @@ def summaries(cases: Sequence[Case], ceiling: Ceiling, sweep: Sweep) -> list[dic
     for case in sorted(cases, key=lambda case: case.has_draft):
         if case.k == 0:
             plain[case.batch] = case
-    ordered = sorted(cases, key=lambda case: (sweep.batches.index(case.batch), case.has_draft, sweep.place(case.k)))
+    ordered = sorted(
+        cases,
+        key=lambda case: (
+            sweep.batches.index(case.batch), case.has_draft, sweep.place(case.k, adaptive=case.adaptive),
+        ),
+    )  # fmt: skip
     return [summary(case, ceiling, sweep, plain.get(case.batch)) for case in ordered]
 
 
@@ -123,7 +129,7 @@ def warnings(cases: Sequence[Case]) -> list[str]:
     """What makes a figure another thing than it seems."""
     found = []
     for case in cases:
-        where = f"batch {case.batch}, K={case.k}"
+        where = f"batch {case.batch}, {case.words}"
         if case.k and any(run.speculation_rested for run in case.runs):
             found.append(f"{where}: the engine found the draft useless and let it rest; these are not the speeds of K.")
         if any(run.num_preemptions for run in case.runs):
@@ -132,6 +138,8 @@ def warnings(cases: Sequence[Case]) -> list[str]:
 
 
 def _k_in_words(row: dict[str, Any]) -> str:
+    if row["adaptive"]:
+        return f"0 to {row['k']}"
     return str(row["k"]) if row["draft_loaded"] or row["k"] else "0, no draft"
 
 

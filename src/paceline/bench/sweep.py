@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.arguments import resolve_arguments
+from paceline.arguments.fields import SpeculativeArguments
 from paceline.arguments.resolve import MAX_NUM_BATCHED_TOKENS
 from paceline.bench.acceptance import SyntheticAcceptance
 from paceline.bench.bounds import Bounds
@@ -19,12 +20,15 @@ from paceline.bench.shapes import Located, locate_model
 from paceline.config import EngineConfig
 from paceline.errors import ConfigurationError
 
+_DEFAULT_MOST = SpeculativeArguments().num_speculative_tokens
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
     batches: tuple[int, ...] = (1,)
     ks: tuple[int, ...] = (0,)
     without_draft: bool = False  # K=0 once more, by an engine that has loaded no draft (p34)
+    adaptive: bool = False  # and K chosen for each step, up to `most`
     input_len: int = 128
     output_len: int = 256
     repeats: int = 1
@@ -45,8 +49,15 @@ class Sweep:
         if problems:
             raise ConfigurationError(" ".join(problems))
 
-    def place(self, k: int) -> int:
-        """Of K in the order that the user gave."""
+    @property
+    def most(self) -> int:
+        """The largest K: of those given, or a server's default where only an adaptive one is."""
+        return max(self.ks) or (_DEFAULT_MOST if self.adaptive else 0)
+
+    def place(self, k: int, *, adaptive: bool = False) -> int:
+        """Of K in the order that the user gave; the adaptive one comes last."""
+        if adaptive:
+            return len(self.ks)
         return self.ks.index(k) if k in self.ks else -1
 
     @property
@@ -81,6 +92,8 @@ class EnginePlan:
     config: EngineConfig
     ks: tuple[int, ...]  # that it measures
     has_draft: bool
+    most: int = 0  # drafts of a step that the engine is made for
+    adaptive: bool = False  # K chosen for each step as well
 
 
 def plan_engines(models: Models, sweep: Sweep, folder: Path) -> tuple[list[EnginePlan], list[str]]:
@@ -88,19 +101,27 @@ def plan_engines(models: Models, sweep: Sweep, folder: Path) -> tuple[list[Engin
 
     Raises ConfigurationError with every problem.
     """
-    largest = max(sweep.ks)
+    largest = sweep.most
     if largest and models.draft is None:
-        raise ConfigurationError(f"-k {largest} needs something that drafts: give --draft SHAPE, a path, or 'ngram'.")
+        asked = largest if max(sweep.ks) else "adaptive"
+        raise ConfigurationError(f"-k {asked} needs something that drafts: give --draft SHAPE, a path, or 'ngram'.")
     if models.acceptance is not None and not largest:
         raise ConfigurationError("Synthetic acceptance needs drafts: give -k above 0 and --draft.")
+    if sweep.adaptive and models.acceptance is not None and models.acceptance.depends_on_k:
+        raise ConfigurationError(
+            "-k adaptive cannot be measured with --synthetic-acceptance-length, whose rates are made for one K. Give "
+            "--synthetic-acceptance instead."
+        )
     target = locate_model(models.model, folder / "target")
     draft = None
     if models.draft is not None and models.draft != "ngram":
         draft = locate_model(models.draft, folder / "draft")
     plans, notes = [], []
     for ks in _groups(sweep.ks, models.acceptance):
-        resolved = resolve_arguments(_arguments(models, sweep, target, draft, max(ks)))
-        plans.append(EnginePlan(_named(resolved.config, target, draft), ks, has_draft=max(ks) > 0))
+        most = sweep.most if sweep.adaptive else max(ks)
+        resolved = resolve_arguments(_arguments(models, sweep, target, draft, most))
+        config = _named(resolved.config, target, draft)
+        plans.append(EnginePlan(config, ks, has_draft=most > 0, most=most, adaptive=sweep.adaptive))
         notes += [note for note in resolved.notes if note not in notes]
     if sweep.without_draft and largest:
         plans.insert(0, EnginePlan(replace(plans[0].config, speculative=None), (0,), has_draft=False))
@@ -149,12 +170,12 @@ def _arguments(models: Models, sweep: Sweep, target: Located, draft: Located | N
     if "max_num_batched_tokens" not in arguments and everyone > min(MAX_NUM_BATCHED_TOKENS.values()):
         arguments["max_num_batched_tokens"] = max(everyone, *MAX_NUM_BATCHED_TOKENS.values())
     if k:
-        arguments["speculative_config"] = _speculative_config(models, draft, k)
+        arguments["speculative_config"] = _speculative_config(models, draft, k, adaptive=sweep.adaptive)
     return arguments
 
 
-def _speculative_config(models: Models, draft: Located | None, k: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"num_speculative_tokens": k, "adaptive": False, **models.speculative}
+def _speculative_config(models: Models, draft: Located | None, k: int, *, adaptive: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"num_speculative_tokens": k, "adaptive": adaptive, **models.speculative}
     found |= {"method": "ngram"} if draft is None else {"model": draft.model}
     if models.acceptance is not None:
         found["rejection_sample_method"] = "synthetic"

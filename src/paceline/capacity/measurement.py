@@ -179,7 +179,11 @@ def _num_steps(row: dict[str, Any], runs: list[dict[str, Any]], where: str) -> i
 
 
 def _cases(rows: list[dict[str, Any]], runs: list[dict[str, Any]], where: str) -> Iterator[MeasuredCase]:
+    """Of fixed Ks: what an adaptive one chose, step by step, is not told."""
+    runs = [run for run in runs if not run.get("adaptive")]
     for row in rows:
+        if row.get("adaptive"):
+            continue
         batch = _whole(row, "batch", Bounds(1, 1e5), where)
         k = _whole(row, "k", Bounds(0, 1000), where)
         yield MeasuredCase(

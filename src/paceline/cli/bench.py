@@ -49,7 +49,12 @@ def offline(
     kv_cache_dtype: Annotated[str | None, _option("auto or fp8.", _MODEL)] = None,
     k: Annotated[
         str,
-        _option("Numbers of drafts a step, such as 0,3,5. 'none': 0 without loading the draft.", _SPECULATION, "-k"),
+        _option(
+            "Numbers of drafts a step, such as 0,3,5. 'none': 0 without loading the draft. 'adaptive': as many as pay, "
+            "up to the largest given (or 5).",
+            _SPECULATION,
+            "-k",
+        ),
     ] = "0",
     synthetic_acceptance: Annotated[
         float | None, _option("Keep each draft with this probability if those before it were kept.", _SPECULATION)
@@ -132,11 +137,13 @@ def offline(
         speculative=_given(speculative),
         acceptance=acceptance,
     )
-    draft_counts = [word for word in k.split(",") if word.strip() != "none"]
+    draft_words = {word.strip() for word in k.split(",")}
+    draft_counts = [word for word in k.split(",") if word.strip() not in ("none", "adaptive")]
     sweep = Sweep(
         batches=_numbers("--batch", batch),
         ks=_numbers("-k", ",".join(draft_counts) if draft_counts else "0"),
-        without_draft="none" in (word.strip() for word in k.split(",")),
+        without_draft="none" in draft_words,
+        adaptive="adaptive" in draft_words,
         input_len=input_len,
         output_len=output_len,
         repeats=repeats,
