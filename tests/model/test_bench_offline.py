@@ -82,6 +82,7 @@ def test_a_k_that_is_chosen_for_each_step(
     assert [(row["k"], row["adaptive"]) for row in (fixed, chosen)] == [(0, False), (5, True)]
     assert [run["adaptive"] for run in found["runs"]] == [False, True]
     assert all(run["decode_tokens"] == 2 * 39 for run in found["runs"])
+    assert not any(run["speculation_rested"] for run in found["runs"])
 
 
 def test_a_run_that_is_cut_short_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

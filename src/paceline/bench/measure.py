@@ -137,7 +137,9 @@ class _Clockwork:
         run.draft_seconds = after.draft_seconds - before.draft_seconds
         run.verify_seconds = after.verify_seconds - before.verify_seconds
         run.accept_seconds = after.accept_seconds - before.accept_seconds
-        run.speculation_rested = not run.adaptive and (after.speculation_off or before.speculation_off)
+        speculative = self._engine.config.speculative
+        if speculative is not None and not speculative.adaptive:  # else a fixed K is kept to, and any other may be 0
+            run.speculation_rested = after.speculation_off or before.speculation_off
         run.num_preemptions = after.num_preemptions - before.num_preemptions
         drafted, earlier = after.speculation, before.speculation
         run.num_drafts = drafted.num_drafts - earlier.num_drafts
