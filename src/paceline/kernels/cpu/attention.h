@@ -7,6 +7,7 @@
 // Scores are a product like any other (product.h): queries are its rows and 16 keys, turned round, its panel.
 #pragma once
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 
@@ -139,69 +140,86 @@ static inline void mix(const float *weights, int64_t queries, const float *const
     }
 }
 
-class HeadAttention {
+// Some query heads of one key-value head, for the tokens of a tile: what they ask and what they have found so far.
+struct HeadQueries {
+    int64_t kv_head, count;
+    float *queries;  // [count, head_dim], scaled
+    float *mixed;    // [count, head_dim]
+    int64_t positions[QUERIES];  // ascending
+    float highest[QUERIES], total[QUERIES];
+};
+
+// Neighbouring key-value heads of one row together, block of keys by block of keys, so that the pool is read in order.
+class RowAttention {
   public:
     // `room`: at least `size(head_dim)` numbers.
-    HeadAttention(const PoolLayer &layer, int64_t kv_head, int64_t window, float *room)
-        : layer_(layer), kv_head_(kv_head), window_(window), dim_(layer.head_dim), mixed(room),
-          turned_(room + QUERIES * dim_), scores_(turned_ + KEYS * dim_), keys_(scores_ + QUERIES * KEYS),
-          values_(keys_ + KEYS * dim_), zeros_(values_ + KEYS * dim_) {}
+    RowAttention(const PoolLayer &layer, int64_t window, const int64_t *table, float *room)
+        : layer_(layer), table_(table), window_(window), dim_(layer.head_dim), turned_(room),
+          scores_(turned_ + KEYS * dim_), keys_(scores_ + QUERIES * KEYS), values_(keys_ + KEYS * dim_),
+          zeros_(values_ + KEYS * dim_) {
+        std::memset(zeros_, 0, size_t(dim_) * sizeof(float));
+    }
 
-    static int64_t size(int64_t head_dim) { return (QUERIES + 3 * KEYS + 1) * head_dim + QUERIES * KEYS; }
+    static int64_t size(int64_t head_dim) { return (3 * KEYS + 1) * head_dim + QUERIES * KEYS; }
 
-    // queries [count, head_dim], scaled, at ascending positions[count]; what each mixes is left in `mixed`
-    // [count, head_dim]. `table`: the row's blocks. window: keys that a query sees, 0 for all before it.
-    void attend(const float *queries, const int64_t *positions, int64_t count, const int64_t *table) {
-        for (int64_t q = 0; q < count; q++) highest_[q] = -INFINITY, total_[q] = 0.0f;
-        std::memset(mixed, 0, size_t(count * dim_) * sizeof(float));
-        const int64_t end = positions[count - 1] + 1;
-        const int64_t seen = window_ > 0 && positions[0] >= window_ ? positions[0] - window_ + 1 : 0;
-        for (int64_t first = seen / KEYS * KEYS; first < end; first += KEYS) {
-            const int64_t num_keys = end - first < KEYS ? end - first : KEYS;
-            find(first, num_keys, table);
-            score(queries, count, num_keys);
-            for (int64_t q = 0; q < count; q++) weigh(q, positions[q], first);
-            mix(scores_, count, value_rows_, num_keys, mixed, dim_);
+    // Fills `mixed` of `heads`, all for the same tokens. `table`: the row's blocks; `window`: positions that a token
+    // sees, itself included, or 0 for all.
+    void attend(HeadQueries *heads, int64_t num_heads) {
+        for (HeadQueries *head = heads; head < heads + num_heads; head++) {
+            std::fill_n(head->highest, head->count, -INFINITY);
+            std::fill_n(head->total, head->count, 0.0f);
+            std::memset(head->mixed, 0, size_t(head->count * dim_) * sizeof(float));
         }
-        for (int64_t q = 0; q < count; q++)
-            for (int64_t d = 0; d < dim_; d += LANES)
-                store(mixed + q * dim_ + d, load(mixed + q * dim_ + d) / total_[q]);
+        const int64_t start = heads->positions[0], end = heads->positions[heads->count - 1] + 1;
+        const int64_t seen = window_ > 0 && start >= window_ ? start - window_ + 1 : 0;
+        for (int64_t first = seen / KEYS * KEYS; first < end; first += KEYS) {
+            for (HeadQueries *head = heads; head < heads + num_heads; head++)
+                take(*head, first, std::min(KEYS, end - first));
+        }
+        for (HeadQueries *head = heads; head < heads + num_heads; head++)
+            for (int64_t q = 0; q < head->count; q++)
+                for (float *at = head->mixed + q * dim_; at < head->mixed + (q + 1) * dim_; at += LANES)
+                    store(at, load(at) / head->total[q]);
     }
 
   private:
-    void find(int64_t first, int64_t num_keys, const int64_t *table) {
-        std::memset(zeros_, 0, size_t(dim_) * sizeof(float));
+    // Calls `each(key, slot)` for the positions first + key, key < count; one division for all of them.
+    template <class Each> void slots(int64_t first, int64_t count, Each each) const {
+        const int64_t size = layer_.block_size;
+        const int64_t *block = table_ + first / size;
+        for (int64_t key = 0, offset = first % size; key < count; block++, offset = 0)
+            for (; key < count && offset < size; key++, offset++) each(key, *block * size + offset);
+    }
+
+    // The keys first .. first + num_keys: one block, or what the row has of it.
+    void take(HeadQueries &head, int64_t first, int64_t num_keys) {
+        find(head.kv_head, first, num_keys);
+        const int64_t panels = (num_keys + PANEL - 1) / PANEL;
+        const Linear keys = {turned_, nullptr, nullptr, panels * PANEL, dim_, FLOAT32, 0};
+        Write<false> to = {keys, scores_, KEYS};
+        product_of<Float32>(head.queries, dim_, 0, head.count, keys, 0, panels, to);
+        for (int64_t q = 0; q < head.count; q++) weigh(head, q, first);
+        mix(scores_, head.count, value_rows_, num_keys, head.mixed, dim_);
+    }
+
+    void find(int64_t kv_head, int64_t first, int64_t num_keys) {
         const float *keys[KEYS];
-        for (int64_t key = 0; key < KEYS; key++) {
-            const int64_t at = first + key;
-            if (key >= num_keys) {
-                keys[key] = zeros_;
-                continue;
-            }
-            const int64_t slot = table[at / layer_.block_size] * layer_.block_size + at % layer_.block_size;
-            keys[key] = layer_.read(layer_.key_of(slot, kv_head_), keys_ + key * dim_);
-            value_rows_[key] = layer_.read(layer_.value_of(slot, kv_head_), values_ + key * dim_);
-        }
+        slots(first, num_keys, [&](int64_t key, int64_t slot) {
+            keys[key] = layer_.read(layer_.key_of(slot, kv_head), keys_ + key * dim_);
+            value_rows_[key] = layer_.read(layer_.value_of(slot, kv_head), values_ + key * dim_);
+        });
+        for (int64_t key = num_keys; key < KEYS; key++) keys[key] = zeros_;
         for (int64_t panel = 0; panel * PANEL < num_keys; panel++)
             for (int64_t half = 0; half < PANEL; half += LANES)
                 for (int64_t d = 0; d < dim_; d += LANES)
                     turn_eight(keys + panel * PANEL + half, d, turned_ + (panel * dim_ + d) * PANEL + half);
     }
 
-    void score(const float *queries, int64_t count, int64_t num_keys) {
-        const int64_t panels = (num_keys + PANEL - 1) / PANEL;
-        const Linear keys = {turned_, nullptr, nullptr, panels * PANEL, dim_, FLOAT32, 0};
-        Write<false> to = {keys, scores_, KEYS};
-        product_of<Float32>(queries, dim_, 0, count, keys, 0, panels, 1, to);
-        for (int64_t q = 0; panels * PANEL < KEYS && q < count; q++)
-            for (int64_t key = panels * PANEL; key < KEYS; key++) scores_[q * KEYS + key] = 0.0f;
-    }
-
     // Turns a query's scores into weights relative to its highest score so far, and rescales what it has mixed.
-    void weigh(int64_t q, int64_t position, int64_t first) {
+    void weigh(HeadQueries &head, int64_t q, int64_t first) {
         float *scores = scores_ + q * KEYS;
-        const int64_t after = position + 1 - first;  // keys of the block that it sees: those in [before, after)
-        const int64_t before = window_ > 0 ? position + 1 - window_ - first : 0;
+        const int64_t after = head.positions[q] + 1 - first;  // keys of the block that it sees: those in [before, after)
+        const int64_t before = window_ > 0 ? after - window_ : 0;
         if (after <= 0 || before >= KEYS) {
             std::memset(scores, 0, KEYS * sizeof(float));
             return;
@@ -210,30 +228,25 @@ class HeadAttention {
         for (int64_t key = after; key < KEYS; key++) scores[key] = -INFINITY;
         f8 most = load(scores);
         for (int64_t key = LANES; key < KEYS; key += LANES) most = larger(load(scores + key), most);
-        const float found = largest_of(most), highest = found > highest_[q] ? found : highest_[q];
-        const float shrink = exponential(same(highest_[q] - highest))[0];
+        const float found = largest_of(most), highest = found > head.highest[q] ? found : head.highest[q];
+        const float shrink = exponential(same(head.highest[q] - highest))[0];
         f8 sum = same(0.0f);
         for (int64_t key = 0; key < KEYS; key += LANES) {
             const f8 weight = exponential(load(scores + key) - highest);
             store(scores + key, weight);
             sum += weight;
         }
-        total_[q] = total_[q] * shrink + sum_of(sum);
-        highest_[q] = highest;
-        float *row = mixed + q * dim_;
+        head.total[q] = head.total[q] * shrink + sum_of(sum);
+        head.highest[q] = highest;
+        float *row = head.mixed + q * dim_;
         for (int64_t d = 0; d < dim_; d += LANES) store(row + d, load(row + d) * shrink);
     }
 
     const PoolLayer layer_;
-    const int64_t kv_head_, window_, dim_;
-
-  public:
-    float *const mixed;
-
-  private:
+    const int64_t *const table_;
+    const int64_t window_, dim_;
     float *const turned_, *const scores_, *const keys_, *const values_, *const zeros_;
     const float *value_rows_[KEYS];
-    float highest_[QUERIES], total_[QUERIES];
 };
 
 }  // namespace paceline

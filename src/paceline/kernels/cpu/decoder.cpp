@@ -44,6 +44,7 @@ struct Batch {
 constexpr int64_t PIECE = 384;            // tokens that go through the layers together: bounds the activations
 constexpr int64_t NEAR_BYTES = 192 << 10;  // of a product's input rows, which stay in the cache while weights pass
 constexpr int64_t FEW_ROWS = 4;            // of a chunk of norms or rotations
+constexpr int64_t MOST_HEADS = 8;          // key-value heads of a chunk of attention
 constexpr int64_t CHUNKS = 6;              // for each thread, where there is enough to do
 
 static int64_t cut(int64_t count, int64_t by) { return (count + by - 1) / by; }
@@ -63,24 +64,23 @@ static void rms_norm(const float *x, const float *weight, float epsilon, int64_t
 
 // Rows and panels of one product as chunks: the rows of a chunk stay in the cache.
 struct Cuts {
-    int64_t rows = 0, panels = 0, unit = 1, rows_each = 1, panels_each = 1, row_cuts = 0, panel_cuts = 0;
+    int64_t rows = 0, panels = 0, rows_each = 1, panels_each = 1, row_cuts = 0, panel_cuts = 0;
     Cuts() = default;
-    Cuts(int64_t num_rows, const Linear &w, int64_t unit_, int64_t threads)
-        : rows(num_rows), panels(unit_ == 2 ? w.outputs / PANEL : w.panels()), unit(unit_) {
+    // `unit`: neighbouring panels that belong together.
+    Cuts(int64_t num_rows, const Linear &w, int64_t unit, int64_t threads) : rows(num_rows), panels(w.panels()) {
         if (rows == 0) return;
         const int64_t most = std::max<int64_t>(TILE, NEAR_BYTES / (w.inputs * int64_t(sizeof(float))) / TILE * TILE);
         rows_each = cut(cut(rows, cut(rows, most)), TILE) * TILE;
         row_cuts = cut(rows, rows_each);
         const int64_t wanted = cut(threads > 1 ? CHUNKS * threads : 1, row_cuts);
         panels_each = std::max<int64_t>(1, panels / unit / wanted) * unit;
-        if (rows <= 2 && panels_each >= 4) panels_each = panels_each / 4 * 4;
+        if (panels_each > NEAR) panels_each = panels_each / NEAR * NEAR;
         panel_cuts = cut(panels, panels_each);
     }
     int64_t count() const { return row_cuts * panel_cuts; }
     template <class Emit> void run(int64_t chunk, const float *x, const Linear &w, Emit emit) const {
         const int64_t row = chunk / panel_cuts * rows_each, panel = chunk % panel_cuts * panels_each;
-        product(x, w.inputs, row, std::min(rows, row + rows_each), w, panel, std::min(panels, panel + panels_each),
-                unit, emit);
+        product(x, w.inputs, row, std::min(rows, row + rows_each), w, panel, std::min(panels, panel + panels_each), emit);
     }
 };
 
@@ -124,7 +124,7 @@ class LayersJob final : public Job {
         if (phase == m_.num_layers * 8) return cut(count_, rows_each_);
         switch (phase % 8) {
         case 0: case 2: case 5: return cut(count_, rows_each_);
-        case 3: return int64_t(tiles_.size()) * m_.num_kv_heads;
+        case 3: return int64_t(tiles_.size()) * head_cuts_;
         default: return cuts_[phase % 8].count();
         }
     }
@@ -159,6 +159,10 @@ class LayersJob final : public Job {
             const int64_t from = std::max(start, first), to = std::min(start + b_.query_lens[row], first + count_);
             for (int64_t t = from; t < to; t += each) tiles_.push_back({row, t - first, std::min(each, to - t)});
         }
+        units_ = m_.num_kv_heads * cut(m_.num_heads / m_.num_kv_heads, QUERIES);
+        const bool shares = threads > 1 && int64_t(tiles_.size()) < 2 * threads;  // too few tiles for all threads
+        heads_each_ = shares ? 1 : std::min(units_, MOST_HEADS);
+        head_cuts_ = cut(units_, heads_each_);
     }
 
     void embed(int64_t chunk) {
@@ -207,24 +211,40 @@ class LayersJob final : public Job {
     }
 
     void attend(int64_t chunk, const Layer &layer, const PoolLayer &pool) {
-        const Tile &tile = tiles_[size_t(chunk / m_.num_kv_heads)];
-        const int64_t kv_head = chunk % m_.num_kv_heads, group = m_.num_heads / m_.num_kv_heads, dim = m_.head_dim;
-        const int64_t heads = std::min(group, QUERIES);  // of one pass over the keys
-        float *queries = thread_room(QUERIES * dim + HeadAttention::size(dim));
-        HeadAttention attention(pool, kv_head, layer.window, queries + QUERIES * dim);
-        for (int64_t first = 0; first < group; first += heads) {
-            const int64_t some = std::min(heads, group - first), head = kv_head * group + first;
-            int64_t positions[QUERIES];
-            for (int64_t q = 0; q < tile.count * some; q++) {
-                const int64_t t = tile.first + q / some;
-                positions[q] = positions_[t];
-                std::memcpy(queries + q * dim, qkv_ + t * width_ + (head + q % some) * dim, size_t(dim) * sizeof(float));
-            }
-            attention.attend(queries, positions, tile.count * some, b_.tables + tile.row * b_.table_width);
-            for (int64_t q = 0; q < tile.count * some; q++)
-                std::memcpy(mixed_ + ((tile.first + q / some) * m_.num_heads + head + q % some) * dim,
-                            attention.mixed + q * dim, size_t(dim) * sizeof(float));
-        }
+        const Tile &tile = tiles_[size_t(chunk / head_cuts_)];
+        const int64_t first = chunk % head_cuts_ * heads_each_, last = std::min(units_, first + heads_each_);
+        const int64_t dim = m_.head_dim;
+        float *room = thread_room(2 * heads_each_ * QUERIES * dim + RowAttention::size(dim));
+        HeadQueries heads[MOST_HEADS];
+        for (int64_t unit = first; unit < last; unit++, room += 2 * QUERIES * dim)
+            ask(heads[unit - first], unit, tile, room);
+        RowAttention(pool, layer.window, b_.tables + tile.row * b_.table_width, room).attend(heads, last - first);
+        for (int64_t unit = first; unit < last; unit++)
+            each_query(unit, tile, [&](int64_t q, int64_t t, int64_t head) {
+                std::memcpy(mixed_ + (t * m_.num_heads + head) * dim, heads[unit - first].mixed + q * dim,
+                            size_t(dim) * sizeof(float));
+            });
+    }
+
+    // A unit is a key-value head with as many of its query heads as one pass over the keys takes, most often all.
+    template <class Each> void each_query(int64_t unit, const Tile &tile, Each each) const {
+        const int64_t group = m_.num_heads / m_.num_kv_heads, parts = cut(group, QUERIES);
+        const int64_t first = unit % parts * QUERIES, some = std::min(QUERIES, group - first);
+        for (int64_t t = 0; t < tile.count; t++)
+            for (int64_t h = 0; h < some; h++) each(t * some + h, tile.first + t, unit / parts * group + first + h);
+    }
+
+    void ask(HeadQueries &asked, int64_t unit, const Tile &tile, float *room) const {
+        const int64_t dim = m_.head_dim;
+        asked.kv_head = unit / cut(m_.num_heads / m_.num_kv_heads, QUERIES);
+        asked.count = 0;
+        asked.queries = room;
+        asked.mixed = room + QUERIES * dim;
+        each_query(unit, tile, [&](int64_t q, int64_t t, int64_t head) {
+            asked.positions[q] = positions_[t];
+            asked.count = q + 1;
+            std::memcpy(room + q * dim, qkv_ + t * width_ + head * dim, size_t(dim) * sizeof(float));
+        });
     }
 
     const Model &m_;
@@ -232,30 +252,34 @@ class LayersJob final : public Job {
     const int64_t *ids_, *positions_, *slots_;
     const int64_t count_, width_;
     float *hidden_, *normed_, *qkv_, *mixed_, *inner_;
-    int64_t rows_each_;
+    int64_t rows_each_, units_, heads_each_, head_cuts_;
     Cuts cuts_[8];
     std::vector<Tile> tiles_;
 };
 
 // The largest of `size` numbers (NaN if one is among them) and the first place that holds it.
 static float peak_of(const float *from, int64_t size, int64_t *place) {
-    f8 most = same(-INFINITY), wrong = same(0.0f);
+    f8 most = same(-INFINITY);
+    i8 at = {0, 1, 2, 3, 4, 5, 6, 7}, where = at, wrong = at ^ at;
     int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) {
+    for (; i + LANES <= size; i += LANES, at += LANES) {
         const f8 some = load(from + i);
-        most = larger(some, most);
-        wrong += some - some;  // NaN from a NaN; from an infinity too, which is looked at below
+        const i8 better = some > most;
+        most = better ? some : most;
+        where = better ? at : where;
+        wrong |= some != some;
     }
-    float best = largest_of(most);
+    float best = -INFINITY;
+    *place = 0;
     bool is_nan = false;
-    if (sum_of(wrong) != 0.0f)  // never equal to a NaN
-        for (int64_t j = 0; j < i; j++) is_nan |= from[j] != from[j];
-    for (; i < size; i++) {
-        best = from[i] > best ? from[i] : best;
-        is_nan |= from[i] != from[i];
+    for (int lane = 0; lane < LANES; lane++) {
+        is_nan |= wrong[lane] != 0;
+        if (most[lane] > best || (most[lane] == best && where[lane] < *place)) best = most[lane], *place = where[lane];
     }
-    const float *end = from + size;
-    *place = is_nan ? 0 : std::find(from, end, best) - from;
+    for (; i < size; i++) {
+        is_nan |= from[i] != from[i];
+        if (from[i] > best) best = from[i], *place = i;
+    }
     return is_nan ? NAN : best;
 }
 

@@ -13,6 +13,7 @@
 namespace paceline {
 
 constexpr int PANEL = 16;  // outputs
+constexpr int NEAR = 4;    // panels that all rows pass before the next ones
 constexpr int TILE = 6;    // rows: with two vectors of outputs they are 12 of the 16 registers of AVX2
 
 enum Format { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
@@ -34,7 +35,7 @@ struct Float32 {
         high = load(from + k * PANEL + LANES);
     }
     void fetch(int64_t k) const { __builtin_prefetch(from + k * PANEL); }
-    static constexpr int AHEAD = 24;
+    static constexpr int AHEAD = 96;
 };
 
 struct BFloat16 {
@@ -47,7 +48,7 @@ struct BFloat16 {
         high = bits<f8>(pairs & 0xffff0000u);
     }
     void fetch(int64_t k) const { __builtin_prefetch(from + k * PANEL); }
-    static constexpr int AHEAD = 48;
+    static constexpr int AHEAD = 192;
 };
 
 struct Int8 {
@@ -66,7 +67,7 @@ struct Int8 {
         high = __builtin_convertvector(second, f8) * load(scale + LANES);
     }
     void fetch(int64_t k) const { __builtin_prefetch(from + k * PANEL); }
-    static constexpr int AHEAD = 96;
+    static constexpr int AHEAD = 384;
 };
 
 // ROWS rows times PANELS panels; `emit(row, panel, low, high)` gets the sums, panels of a row in ascending order.
@@ -85,7 +86,7 @@ static inline void tile(const float *x, int64_t stride, const Linear &w, int64_t
         for (int p = 0; p < PANELS; p++) {
             f8 low, high;
             weights[p].widen(k, low, high);
-            if (ROWS <= 2) weights[p].fetch(k + Weights::AHEAD);
+            weights[p].fetch(k + Weights::AHEAD);
 #pragma GCC unroll 6
             for (int r = 0; r < ROWS; r++) {
                 f8 factor = same(rows[r * stride + k]);
@@ -98,47 +99,43 @@ static inline void tile(const float *x, int64_t stride, const Linear &w, int64_t
         for (int p = 0; p < PANELS; p++) emit(row + r, panel + p, sums[r][p][0], sums[r][p][1]);
 }
 
-template <class Weights, int PANELS, class Emit>
-static inline void rows_of(int rows, const float *x, int64_t stride, const Linear &w, int64_t row, int64_t panel,
-                           Emit &emit) {
-    switch (rows) {
-    case 1: return tile<Weights, 1, PANELS>(x, stride, w, row, panel, emit);
-    case 2: return tile<Weights, 2, PANELS>(x, stride, w, row, panel, emit);
-    case 3: return tile<Weights, 3, 1>(x, stride, w, row, panel, emit);
-    case 4: return tile<Weights, 4, 1>(x, stride, w, row, panel, emit);
-    case 5: return tile<Weights, 5, 1>(x, stride, w, row, panel, emit);
-    default: return tile<Weights, 6, 1>(x, stride, w, row, panel, emit);
-    }
+// A tile of some rows for each of the panels [panel, last), several panels at a time where the rows alone would leave
+// additions waiting for each other.
+template <class Weights, int ROWS, class Emit>
+static inline void tiles(const float *x, int64_t stride, const Linear &w, int64_t row, int64_t panel, int64_t last,
+                         Emit &emit) {
+    constexpr int TOGETHER = ROWS == 1 ? 4 : ROWS == 2 ? 2 : 1;
+    for (; panel + TOGETHER <= last; panel += TOGETHER) tile<Weights, ROWS, TOGETHER>(x, stride, w, row, panel, emit);
+    for (; panel < last; panel++) tile<Weights, ROWS, 1>(x, stride, w, row, panel, emit);
 }
 
-// Rows [first_row, last_row) times panels [first, last), `unit` neighbouring panels belonging together (1 or 2).
+// Rows [first_row, last_row) times panels [first, last). A few panels at a time are kept near for all rows.
 template <class Weights, class Emit>
 static void product_of(const float *x, int64_t stride, int64_t first_row, int64_t last_row, const Linear &w,
-                       int64_t first, int64_t last, int64_t unit, Emit &emit) {
-    const int64_t count = last_row - first_row, tiles = (count + TILE - 1) / TILE;
-    int64_t panel = first;
-    if (count == 1)  // several panels at a time: one alone would wait for its own additions
-        for (; panel + 4 <= last; panel += 4) tile<Weights, 1, 4>(x, stride, w, first_row, panel, emit);
-    for (; panel < last; panel += unit) {
-        int64_t row = first_row;
-        for (int64_t t = 0; t < tiles; t++) {
-            const int rows = int((count * (t + 1)) / tiles - (count * t) / tiles);
-            if (unit == 2 && rows <= 2)
-                rows_of<Weights, 2>(rows, x, stride, w, row, panel, emit);
-            else
-                for (int64_t p = 0; p < unit; p++) rows_of<Weights, 1>(rows, x, stride, w, row, panel + p, emit);
-            row += rows;
+                       int64_t first, int64_t last, Emit &emit) {
+    for (int64_t panel = first; panel < last; panel += NEAR) {
+        const int64_t end = panel + NEAR < last ? panel + NEAR : last;
+        for (int64_t row = first_row, rows; row < last_row; row += rows) {
+            rows = last_row - row < TILE ? last_row - row : TILE;
+            switch (rows) {
+            case 1: tiles<Weights, 1>(x, stride, w, row, panel, end, emit); break;
+            case 2: tiles<Weights, 2>(x, stride, w, row, panel, end, emit); break;
+            case 3: tiles<Weights, 3>(x, stride, w, row, panel, end, emit); break;
+            case 4: tiles<Weights, 4>(x, stride, w, row, panel, end, emit); break;
+            case 5: tiles<Weights, 5>(x, stride, w, row, panel, end, emit); break;
+            default: tiles<Weights, 6>(x, stride, w, row, panel, end, emit);
+            }
         }
     }
 }
 
 template <class Emit>
 static void product(const float *x, int64_t stride, int64_t first_row, int64_t last_row, const Linear &w,
-                    int64_t first, int64_t last, int64_t unit, Emit &emit) {
+                    int64_t first, int64_t last, Emit &emit) {
     switch (w.format) {
-    case FLOAT32: return product_of<Float32>(x, stride, first_row, last_row, w, first, last, unit, emit);
-    case BFLOAT16: return product_of<BFloat16>(x, stride, first_row, last_row, w, first, last, unit, emit);
-    default: return product_of<Int8>(x, stride, first_row, last_row, w, first, last, unit, emit);
+    case FLOAT32: return product_of<Float32>(x, stride, first_row, last_row, w, first, last, emit);
+    case BFLOAT16: return product_of<BFloat16>(x, stride, first_row, last_row, w, first, last, emit);
+    default: return product_of<Int8>(x, stride, first_row, last_row, w, first, last, emit);
     }
 }
 
