@@ -189,8 +189,10 @@ class StepShapes(msgspec.Struct, frozen=True, kw_only=True):
 
     sizes, draft_counts   numbers of rows and of drafts that are captured; empty: every step is eager
     hardware              in words
+    forward               which of two implementations computes the target, where there are two
     """
 
     sizes: list[int] = []
     draft_counts: list[int] = []
     hardware: str = ""
+    forward: str = ""

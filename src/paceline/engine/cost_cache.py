@@ -22,7 +22,7 @@ from paceline.plan import StepShapes
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 5  # of the tables and of how they are measured
+FORMAT = 6  # of the tables and of how they are measured
 
 
 class CostTable(msgspec.Struct):
@@ -51,6 +51,7 @@ def identity(config: EngineConfig, shapes: StepShapes) -> dict[str, object]:
         "format": FORMAT,
         "version": _version(),
         "hardware": shapes.hardware,
+        "forward": shapes.forward,
         "target": _model(config.model),
         "draft": _model(config.draft) if config.draft else None,
         "method": speculative.method if speculative else None,

@@ -104,7 +104,8 @@ class Worker:
     def shapes(self) -> StepShapes:
         """What is captured, and the hardware."""
         sizes, counts = self.captured.shapes if self.captured is not None else ([], [])
-        return StepShapes(sizes=sizes, draft_counts=counts, hardware=hardware_name(self._device))
+        forward = "native" if self.target.native is not None else ""
+        return StepShapes(sizes=sizes, draft_counts=counts, hardware=hardware_name(self._device), forward=forward)
 
     def describe(self) -> dict[str, str]:
         """What was decided while loading, for the table printed at start."""
