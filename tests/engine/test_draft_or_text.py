@@ -67,6 +67,16 @@ def test_chances_are_probabilities_that_fall(matches: list[tuple[int, list[bool]
     assert all(0.0 < later <= earlier < 1.0 for earlier, later in pairwise(found))
 
 
+def test_a_text_that_repeats_is_easier_for_the_draft_model_too_and_how_much_is_learnt() -> None:
+    estimates = NgramEstimates()
+    gains = [estimates.draft_gain(Match(length, [1])) for length in range(1, 20)]
+    assert gains == sorted(gains)
+    for _ in range(300):
+        estimates.record_draft(Match(5, [1]), 0.6, won=False)
+    assert estimates.draft_gain(Match(6, [1])) < 0.3
+    assert estimates.draft_gain(Match(4, [1])) == gains[3]
+
+
 # -- the choice ---------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 FIRST_GUESS = 0.75  # before any draft has been judged: one that is never tried would never be known
-_PRIOR_MEMORY = 0.985  # of all traffic, a step
+_PRIOR_MEMORY = (
+    0.995  # of all traffic, a step. At one row this is all that a newcomer is judged by: 0.985 was one request
+)
 _GUESS_RATE = 0.05  # at which what was guessed gives way to what is seen
 _PRIOR_STRENGTH = 4.0  # tries at the place before that weigh against a place's own
 _MEMORY = 0.96  # of a request, a pass
@@ -174,8 +176,7 @@ class AcceptanceEstimates:
 
     def hopeful(self, survival: Seq[float]) -> list[float]:
         """`survival`, if the first place is as good as luck may hide."""
-        better = min(1.0, survival[0] + _HOPE * self.doubt) / survival[0]
-        return [value * better for value in survival]
+        return scaled(survival, (survival[0] + _HOPE * self.doubt) / survival[0], 1.0)
 
     def survival(self, seq_id: int | None) -> list[float]:
         """P(the first j drafts are all kept), j = 1 .. most. None: of a request that is not known yet."""
@@ -194,3 +195,9 @@ class AcceptanceEstimates:
             survived *= min(own, HIGHEST)
             result.append(survived)
         return result
+
+
+def scaled(survival: Seq[float], factor: float, highest: float = HIGHEST) -> list[float]:
+    """`survival`, if the first place is kept so many times as often."""
+    better = min(highest, survival[0] * factor) / survival[0] if factor != 1.0 else 1.0
+    return [value * better for value in survival]

@@ -24,7 +24,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.engine.acceptance_estimates import AcceptanceEstimates
+from paceline.engine.acceptance_estimates import AcceptanceEstimates, scaled
 from paceline.engine.draft_or_text import with_texts
 from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain
 from paceline.engine.statistics import SpeculationChoices
@@ -190,7 +190,7 @@ class SpeculationController:
     def _survivals(self, rows: Seq[DraftingRow]) -> list[list[float]]:
         if self._judges_together(len(rows)):
             return [self.estimates.survival(None)] * len(rows)
-        return [self.estimates.survival(row.seq_id) for row in rows]
+        return [scaled(self.estimates.survival(row.seq_id), row.gain) for row in rows]
 
     def _judges_together(self, num_rows: int) -> bool:
         """Many rows of one K: their sum is that of all traffic, which they are."""

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-from paceline.engine.acceptance_estimates import AcceptanceEstimates
+from paceline.engine.acceptance_estimates import AcceptanceEstimates, scaled
 from paceline.engine.controller import Outcome, SpeculationController
 from paceline.engine.draft_watch import DraftWatch
 from paceline.engine.goodput import DraftingRow
 from paceline.engine.speculation import SpeculationPolicy
-from paceline.engine.text_drafts import TextDrafts
+from paceline.engine.text_drafts import NOTHING, Found, TextDrafts
 from paceline.plan import RowPlan, RowResult, StepResult
 from paceline.sequence import Sequence
 
@@ -80,14 +80,14 @@ class DraftChoice:
     def _choose_texts(self, running: Seq[Sequence]) -> None:
         """Of rows that decode: those whose text is as sure as the draft model."""
         for sequence in running:
-            if sequence.num_output_tokens and _decodes(sequence) and (chances := self._look_up(sequence)):
-                made = self._estimates.survival(sequence.seq_id)[: self._made(sequence)]
-                if sum(chances) >= sum(made):
+            if sequence.num_output_tokens and _decodes(sequence) and (found := self._look_up(sequence)).chances:
+                survival = scaled(self._estimates.survival(sequence.seq_id), found.draft_gain)
+                if sum(found.chances) >= sum(survival[: self._made(sequence)]):
                     self._by_text.add(sequence.seq_id)
 
-    def _look_up(self, sequence: Sequence) -> tuple[float, ...]:
+    def _look_up(self, sequence: Sequence) -> Found:
         if self._texts is None:
-            return ()
+            return NOTHING
         return self._texts.look_up(sequence, self.policy.wanted_lookups(sequence))
 
     def _made(self, sequence: Sequence) -> int:
@@ -102,8 +102,10 @@ class DraftChoice:
             if before is not None and before.draft_chunk:
                 mark = max(mark, before.draft_start + len(before.draft_chunk))
             lag = max(0, sequence.num_tokens - 2 - mark)
-        text = () if before is not None else self._look_up(sequence)
-        return DraftingRow(sequence.seq_id, most, sequence.num_tokens, lag, sequence.has_own_seed, text)
+        found = NOTHING if before is not None else self._look_up(sequence)
+        return DraftingRow(
+            sequence.seq_id, most, sequence.num_tokens, lag, sequence.has_own_seed, found.chances, found.draft_gain
+        )
 
     def wanted(self, sequence: Sequence) -> int:
         """Drafts in this step, whatever they come from."""
@@ -163,7 +165,8 @@ class DraftChoice:
         """What lookups would have brought, of every row that wanted them; and, where K is fixed, what the draft did."""
         assert self._texts is not None
         for row, plan in zip(results, plans, strict=True):
-            self._texts.learn(row)
+            estimates = self._chooser.estimates if self._chooser is not None else self._estimates
+            self._texts.learn(row, None if plan.text_drafts else estimates.survival(row.seq_id)[0])
             if self._chooser is None and not plan.text_drafts:
                 self._estimates.record(row.seq_id, row.num_drafted, row.num_accepted)
         self._estimates.end_step()

@@ -31,6 +31,7 @@ class DraftingRow:
     lag        tokens that the draft must read before it can go on, beyond the two that it always reads
     is_fixed   it gets all of them, whatever that costs
     text       chances that the first j tokens which its own text suggests are kept, j = 1, 2, ...; empty: none found
+    gain       factor of the chance that the draft model's first token is kept here
     by_text    its drafts are those: `most` is their number, and the draft model makes no pass for them
     """
 
@@ -40,6 +41,7 @@ class DraftingRow:
     lag: int = 0
     is_fixed: bool = False
     text: tuple[float, ...] = ()
+    gain: float = 1.0
     by_text: bool = False
 
 

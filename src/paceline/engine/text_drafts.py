@@ -5,10 +5,23 @@ One searchable text a sequence, kept as long as the sequence asks for lookups; a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.engine.ngram_estimates import NgramEstimates
 from paceline.plan import RowResult
 from paceline.prompt_lookup import Match, SearchableText
 from paceline.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """chances: that the first j tokens are all kept; empty: there is no match. draft_gain: see NgramEstimates."""
+
+    chances: tuple[float, ...] = ()
+    draft_gain: float = 1.0
+
+
+NOTHING = Found()
 
 
 class TextDrafts:
@@ -23,13 +36,13 @@ class TextDrafts:
         """The matches of the step before are used up."""
         self._matches.clear()
 
-    def look_up(self, sequence: Sequence, count: int) -> tuple[float, ...]:
-        """The chances of up to `count` tokens behind the committed ones; empty: there is no match."""
+    def look_up(self, sequence: Sequence, count: int) -> Found:
+        """Up to `count` tokens behind the committed ones."""
         match = self._find(sequence, count)
         if match is None:
-            return ()
+            return NOTHING
         self._matches[sequence.seq_id] = match
-        return self.estimates.survival(sequence.seq_id, match)
+        return Found(self.estimates.survival(sequence.seq_id, match), self.estimates.draft_gain(match))
 
     def _find(self, sequence: Sequence, count: int) -> Match | None:
         if count < 1:
@@ -43,11 +56,15 @@ class TextDrafts:
         match = self._matches.get(seq_id)
         return match.token_ids if match else []
 
-    def learn(self, result: RowResult) -> None:
-        """Before the result is committed: a step's matches are those of `look_up`."""
+    def learn(self, result: RowResult, expected: float | None) -> None:
+        """Before the result is committed: a step's matches are those of `look_up`. `expected`: the chance that the
+        draft model's first token had on average; None: it did not draft for this row."""
         match = self._matches.get(result.seq_id)
-        if match is not None and result.output_token_ids:
-            self.estimates.record(result.seq_id, match, result.output_token_ids)
+        if match is None or not result.output_token_ids:
+            return
+        self.estimates.record(result.seq_id, match, result.output_token_ids)
+        if expected is not None and result.num_drafted:
+            self.estimates.record_draft(match, expected, result.num_accepted > 0)
 
     def forget(self, seq_id: int) -> None:
         """The sequence has ended."""
