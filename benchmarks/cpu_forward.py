@@ -100,7 +100,8 @@ def draft(runner: ModelRunner, rows: int, context: int) -> None:
             for row in range(rows)
         ]
         batch = build(spans, BLOCK_SIZE).to(torch.device("cpu"), tokens)
-        tokens = runner.forward(batch).logits.argmax(-1)
+        output = runner.forward(batch)
+        tokens = output.logits.argmax(-1) if output.peaks is None else output.peaks.token_ids
 
 
 def table(row: int, length: int) -> list[int]:
