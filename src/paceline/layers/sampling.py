@@ -22,6 +22,7 @@ from torch import Tensor
 
 from paceline.layers.random import Purpose, as_int64, uniforms
 from paceline.layers.restrictions import MaskProvider, Restrictions
+from paceline.layers.threads import is_short, one_thread
 from paceline.plan import RowPlan, SamplingPlan
 
 _NUCLEUS_CANDIDATES = 512  # top_p is decided among so many, and among more where they do not hold enough
@@ -77,9 +78,10 @@ def gather(probs: Tensor, token_ids: Tensor) -> Tensor:
 
 def draw(probs: Tensor, u: Tensor) -> Tensor:
     """One token a row from unnormalised probs [N, V] with u [N] float64 in [0, 1); int64 [N]."""
-    cumulative = probs.to(torch.float64).cumsum(-1)
-    targets = u.unsqueeze(-1) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp(max=probs.shape[-1] - 1)
+    with one_thread(is_short(probs)):
+        cumulative = probs.to(torch.float64).cumsum(-1)
+        targets = u.unsqueeze(-1) * cumulative[:, -1:]
+        return torch.searchsorted(cumulative, targets, right=True).squeeze(-1).clamp(max=probs.shape[-1] - 1)
 
 
 class SamplingBatch:
@@ -137,7 +139,11 @@ class SamplingBatch:
         holds the tokens drafted so far, padding -1. At the places behind a row's padding the law is not used. The
         logits are not changed. `peaks` [B, P]: theirs, if they are known.
         """
-        raw, logits = logits, self._restrictions.apply(logits, drafts, first_place)
+        with one_thread(is_short(logits)):
+            return self._law(logits, drafts, first_place, peaks)
+
+    def _law(self, raw: Tensor, drafts: Tensor, first_place: int, peaks: Peaks | None) -> Law:
+        logits = self._restrictions.apply(raw, drafts, first_place)
         best, argmax = (peaks.values, peaks.token_ids) if peaks is not None and logits is raw else logits.max(-1)
         probs = None
         if self._random_plans:

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from paceline.layers.linear import Linear
 
 _SMALL_PRODUCT = 1 << 22  # multiplications of a product that one thread does in about the time of a wake-up
+_SHORT = 1 << 20  # numbers that one thread passes over in some 100 µs
 _SMALL_WEIGHT = 1 << 21  # bytes that one thread reads in that time
 
 
@@ -27,6 +29,12 @@ def mean_weight(linears: Sequence[Linear]) -> tuple[int, int]:
 def is_small(weights: int, num_bytes: int, num_rows: int) -> bool:
     """Whether products of `num_rows` rows with weights of this size are done sooner on one thread."""
     return num_bytes <= _SMALL_WEIGHT and weights * num_rows <= _SMALL_PRODUCT
+
+
+def is_short(numbers: Tensor) -> bool:
+    """Whether operators that pass over these numbers, a law's or a few logits', are done sooner on one thread. On a
+    machine with other work the others may take 10 ms to come."""
+    return numbers.device.type == "cpu" and numbers.numel() <= _SHORT
 
 
 @contextmanager

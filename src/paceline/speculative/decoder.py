@@ -23,6 +23,7 @@ from torch import Tensor
 from paceline.layers.random import Purpose
 from paceline.layers.restrictions import MaskProvider
 from paceline.layers.sampling import Law, Peaks, SamplingBatch
+from paceline.layers.threads import is_short, one_thread
 from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, StepTimings
 from paceline.runner import batch_inputs
 from paceline.runner.batch_inputs import HostBatch
@@ -93,8 +94,9 @@ class SpeculativeDecoder:
         logits = self._verify(plan, proposal)
         verified = time.perf_counter()
         law = sampling.law(logits.places, proposal.draft_token_ids, peaks=logits.peaks)
-        outcome = self._accept(sampling, law, proposal)
-        results = self._results(plan, proposal, outcome, logits)
+        with one_thread(is_short(logits.places)):
+            outcome = self._accept(sampling, law, proposal)
+            results = self._results(plan, proposal, outcome, logits)
         timings = StepTimings(proposed - started, verified - proposed, time.perf_counter() - verified)
         decoding = all(row.emits and len(row.token_ids) == 1 for row in plan.rows)
         return StepResult(step_id=plan.step_id, rows=results, timings=timings, decoding=decoding)
