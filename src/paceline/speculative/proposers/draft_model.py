@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.layers.random import Purpose
 from paceline.layers.sampling import SamplingBatch, draw
+from paceline.layers.threads import is_short, one_thread
 from paceline.plan import RowPlan, StepPlan
 from paceline.runner import batch_inputs
 from paceline.runner.model_runner import ForwardOutput, ModelRunner
@@ -41,7 +42,8 @@ class DraftModelProposer:
         draft = _Draft(rows, texts, sampling, self._vocab_size)
         active = draft.rows_at(0)
         for step in range(max((row.num_model_drafts for row in rows), default=0)):
-            tokens = draft.take(step, active, output)
+            with one_thread(is_short(output.logits)):
+                tokens = draft.take(step, active, output)
             after = draft.rows_at(step + 1)
             if after:
                 output = self._read_tokens([rows[row] for row in after], step, tokens[_places(active, after)])
