@@ -7,6 +7,9 @@ Acceptance is synthetic: each draft is kept with the given probability if those 
 same drafts. In a mixed batch (a CPU's: rows of one captured graph cost the same) every other row's drafts are good and
 the rest are bad, each with its own probability. What is compared is expected tokens (of the drafts that were really
 planned) over seconds that were really spent: with the tokens that luck gave, batches of one would need minutes each.
+On a CPU, which others may slow at any moment, all sides take turns in an order that turns round, each side with short
+runs, and what is told is the median over rounds of the ratio within a round. A fixed K that is hopeless in the first
+two rounds is left out of the others.
 Every run covers the same positions. A side is timed from its second step of all rows on; the controller starts each
 acceptance knowing nothing of it, and answers each batch `--repeats` times with new requests: a run on a GPU is over in
 a second, and what is learnt of a single request in so few steps is mostly luck.
@@ -16,8 +19,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import statistics
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,6 +47,9 @@ MIXED_BATCHES = (2, 4, 8, 16)
 MOST = max(FIXED)
 FULL_ENOUGH = 0.98
 SWING_STEPS = 60
+HOPEFUL = 0.9  # of the best fixed K
+
+Speed = Callable[[dict[str, Any], float], float]  # of a run at an acceptance
 
 
 @dataclass
@@ -85,9 +93,16 @@ class Rig:
 
         decoder._acceptance = replace(decoder._acceptance, decide=by_row)
 
-    def start_controller(self) -> None:
+    def start_controller(self) -> Any:
         """One that knows what steps cost and nothing else."""
         self.engine.follow_costs(copy.deepcopy(self._costs))
+        return self.engine._controller
+
+    def use(self, controller: Any) -> None:
+        """One that was started before."""
+        self.engine.follow_costs(controller.costs)
+        controller.start_anew()
+        self.engine._controller = self.engine._scheduler.drafts.controller = controller
 
     def add(self, count: int, input_len: int, max_tokens: int) -> list[str]:
         names = [str(self.next_request + index) for index in range(count)]
@@ -171,23 +186,89 @@ def mixed_speed(result: dict[str, Any]) -> float:
     return tokens / result["planned_steps"] * result["steps"] / result["seconds"]
 
 
+def take_turns(
+    rig: Rig, batch: int, options: argparse.Namespace, controllers: dict[float, Any], speed_at: Speed
+) -> list[list[dict[str, Any]]]:
+    """By round: every fixed K, and for each acceptance (the keys of `controllers`) what its controller chooses."""
+    sides: list[Any] = [*FIXED, *controllers]  # a K or a rate: int or float
+    rounds: list[list[dict[str, Any]]] = []
+    for number in range(options.rounds):
+        order = sides if number % 2 else sides[::-1]
+        found = []
+        for side in order:
+            is_fixed = isinstance(side, int)
+            if 0.0 not in controllers:  # 0.0 stands for a mixture, which is set already
+                rig.set_acceptance(0.5 if is_fixed else side)
+            if not is_fixed:
+                rig.use(controllers[side])
+            found.append(
+                {"acceptance": None if is_fixed else side, **run(rig, batch, side if is_fixed else None, options)}
+            )
+        rounds.append(found)
+        if number == 1:
+            sides = [
+                side for side in sides if not isinstance(side, int) or _is_hopeful(side, rounds, controllers, speed_at)
+            ]
+    return rounds
+
+
+def _is_hopeful(k: int, rounds: list[list[dict[str, Any]]], rates: Iterable[float], speed_at: Speed) -> bool:
+    """Has it been within a tenth of the best fixed K at any of the acceptances? K = 0 always stays."""
+    if k == 0:
+        return True
+    for rate in rates:
+        for found in rounds:
+            speeds = {one["k"]: speed_at(one, rate) for one in found if one["acceptance"] is None}
+            if speeds[k] >= HOPEFUL * max(speeds.values()):
+                return True
+    return False
+
+
+def compared(rounds: list[list[dict[str, Any]]], rate: float, speed_at: Speed) -> dict[str, Any]:
+    """The controller at this acceptance against the fixed K that was best over all rounds, and against K = 0."""
+    fixed = [{one["k"]: one for one in found if one["acceptance"] is None} for found in rounds]
+    chosen = [next(one for one in found if one["acceptance"] == rate) for found in rounds]
+    stayed = [k for k in fixed[0] if all(k in sides for sides in fixed)]
+    speeds = {k: speed_at(repeated([sides[k] for sides in fixed]), rate) for k in stayed}
+    best = max(speeds, key=lambda k: speeds[k])
+    whole = repeated(chosen)
+
+    def ratios(k: int) -> list[float]:
+        return sorted(speed_at(one, rate) / speed_at(sides[k], rate) for one, sides in zip(chosen, fixed, strict=True))
+
+    return {
+        "acceptance": rate, "batch": whole["batch"], "best_k": best, "tokens_per_second": speed_at(whole, rate),
+        "of_best": statistics.median(ratios(best)), "of_best_by_round": ratios(best),
+        "of_plain": statistics.median(ratios(0)), "k_of_steps": whole["k_of_steps"],
+        "rows_by_kind": whole["rows_by_kind"],
+        "fixed_tokens_per_second": {str(k): value for k, value in speeds.items()},
+    }  # fmt: skip
+
+
 def mixed(rig: Rig, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Half of the rows draft well and half badly: the controller against every fixed K, in turn."""
     rig.mix_acceptance()
+
+    def speed_at(result: dict[str, Any], rate: float) -> float:
+        return mixed_speed(result)
+
     found = []
     for batch in (size for size in MIXED_BATCHES if size <= max(options.batches)):
-        sides = {k: run(rig, batch, k, options) for k in FIXED}
-        rig.start_controller()
-        chosen = run(rig, batch, None, options)
-        speeds = {k: mixed_speed(side) for k, side in sides.items()}
-        best = max(speeds, key=lambda k: speeds[k])
-        found.append({
-            "batch": batch, "rates": MIXED, "best_k": best, "tokens_per_second": mixed_speed(chosen),
-            "of_best": mixed_speed(chosen) / speeds[best], "fixed_tokens_per_second": speeds,
-            "rows_by_kind": chosen["rows_by_kind"],
-        })  # fmt: skip
-        print(f"mixed {MIXED}, batch {batch}: {found[-1]['of_best']:.3f} of the best fixed K = {best}")
+        rounds = take_turns(rig, batch, options, {0.0: rig.start_controller()}, speed_at)
+        found.append({**compared(rounds, 0.0, speed_at), "acceptance": MIXED})
+        print(f"mixed {MIXED}, batch {batch}: {found[-1]['of_best']:.3f} of the best fixed K = {found[-1]['best_k']}")
     return found
+
+
+def by_turns(rig: Rig, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """The table, and the raw rounds by batch."""
+    controllers = {rate: rig.start_controller() for rate in options.rates}
+    table, raw = [], {}
+    for batch in options.batches:
+        raw[batch] = take_turns(rig, batch, options, controllers, speed)
+        table += [compared(raw[batch], rate, speed) for rate in options.rates]
+        show(table[-len(options.rates) :])
+    return table, raw
 
 
 def follow(rig: Rig, most: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -252,29 +333,34 @@ def main() -> None:
     parser.add_argument("--rates", type=lambda text: [float(part) for part in text.split(",")], default=list(RATES))
     parser.add_argument("--input-len", type=int, default=32)
     parser.add_argument("--tokens", type=int, help="a row in each run; 128 on a GPU, 24 on a CPU")
-    parser.add_argument("--repeats", type=int, help="runs of the controller; 3 on a GPU, 1 on a CPU")
+    parser.add_argument("--repeats", type=int, default=3, help="on a GPU, runs of the controller")
+    parser.add_argument("--rounds", type=int, default=5, help="on a CPU, in which every side runs once")
     parser.add_argument("--no-record", action="store_true", help="print only")
     options = parser.parse_args()
     gpu = options.device == "cuda"
     options.batches = options.batches or ([1, 2, 4, 8, 16, 32, 64, 128] if gpu else [1, 2, 4, 8, 16, 32])
     options.tokens = options.tokens or (128 if gpu else 24)
-    options.repeats = options.repeats or (3 if gpu else 1)
     started = time.perf_counter()
     with TemporaryDirectory() as folder:
         rig = Rig(load(options, Path(folder)))
     loaded = time.perf_counter() - started
     print(f"loaded, costs measured: {loaded:.0f} s")
-    rig.set_acceptance(0.5)
-    fixed = [run(rig, batch, k, options) for batch in options.batches for k in FIXED]
-    chosen = []
-    for rate in options.rates:
-        rig.set_acceptance(rate)
-        rig.start_controller()
-        for batch in options.batches:
-            runs = [run(rig, batch, None, options) for _ in range(options.repeats)]
-            chosen.append({"acceptance": rate, **repeated(runs)})
-    table = [row(result, fixed) for result in chosen]
-    show(table)
+    raw: dict[str, Any]
+    if gpu:
+        rig.set_acceptance(0.5)
+        fixed = [run(rig, batch, k, options) for batch in options.batches for k in FIXED]
+        chosen = []
+        for rate in options.rates:
+            rig.set_acceptance(rate)
+            rig.start_controller()
+            for batch in options.batches:
+                runs = [run(rig, batch, None, options) for _ in range(options.repeats)]
+                chosen.append({"acceptance": rate, **repeated(runs)})
+        table, raw = [row(result, fixed) for result in chosen], {"fixed": fixed, "adaptive": chosen}
+        show(table)
+    else:
+        table, rounds = by_turns(rig, options)
+        raw = {"rounds": rounds}
     trace = follow(rig, max(options.batches), options)
     mixtures = [] if gpu else mixed(rig, options)
     settled = {name: settled_after(ks) for name, ks in trace.items()}
@@ -286,8 +372,7 @@ def main() -> None:
         document = {
             "hardware": rig.engine._executor.shapes().hardware, "seconds": time.perf_counter() - started,
             "options": {name: str(value) for name, value in vars(options).items()},
-            "table": table, "fixed": fixed, "adaptive": chosen, "mixed": mixtures, "trace": trace,
-            "settled_after": settled,
+            "table": table, **raw, "mixed": mixtures, "trace": trace, "settled_after": settled,
         }  # fmt: skip
         print(record(f"adaptive-{options.device}", document))
     rig.engine.shutdown()
