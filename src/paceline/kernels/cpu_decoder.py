@@ -22,14 +22,14 @@ from torch import Tensor
 from paceline.kernels.cpu_program import cpu_program
 
 PANEL = 16  # outputs that lie together
-_FLOAT32, _BFLOAT16, _INT8 = range(3)
-_WORDS = {_FLOAT32: "float32", _BFLOAT16: "bfloat16", _INT8: "int8"}
+_FLOAT32, _BFLOAT16 = range(2)
+_WORDS = {_FLOAT32: "float32", _BFLOAT16: "bfloat16"}
 
 
 class _Linear(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("bias", ctypes.c_void_p),
-        ("outputs", ctypes.c_int64), ("inputs", ctypes.c_int64), ("format", ctypes.c_int64), ("group", ctypes.c_int64),
+        ("data", ctypes.c_void_p), ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int64), ("inputs", ctypes.c_int64), ("format", ctypes.c_int64),
     ]  # fmt: skip
 
 
@@ -84,7 +84,7 @@ class PackedLinear:
         return _WORDS[self.format]
 
     def structure(self) -> _Linear:
-        return _Linear(_address(self.data), None, _address(self.bias), self.outputs, self.inputs, self.format, 0)
+        return _Linear(_address(self.data), _address(self.bias), self.outputs, self.inputs, self.format)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

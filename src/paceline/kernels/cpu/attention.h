@@ -195,7 +195,7 @@ class RowAttention {
     void take(HeadQueries &head, int64_t first, int64_t num_keys) {
         find(head.kv_head, first, num_keys);
         const int64_t panels = (num_keys + PANEL - 1) / PANEL;
-        const Linear keys = {turned_, nullptr, nullptr, panels * PANEL, dim_, FLOAT32, 0};
+        const Linear keys = {turned_, nullptr, panels * PANEL, dim_, FLOAT32};
         Write<false> to = {keys, scores_, KEYS};
         product_of<Float32>(head.queries, dim_, 0, head.count, keys, 0, panels, to);
         for (int64_t q = 0; q < head.count; q++) weigh(head, q, first);

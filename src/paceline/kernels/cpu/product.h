@@ -4,8 +4,7 @@
 // accumulator. So a row has the same bits however many rows are computed with it, and however work is cut.
 //
 // Packed weights: panels of 16 outputs, k-major, [panel][k][16], the last one filled up with zeros. bfloat16 stores
-// output j beside output j + 8, so that a shift and a mask widen eight each; int8 has a scale for each output and
-// group of k, and what is multiplied is float(w) * scale, as if the weight had been dequantised before.
+// output j beside output j + 8, so that a shift and a mask widen eight each.
 #pragma once
 
 #include "vectors.h"
@@ -16,13 +15,12 @@ constexpr int PANEL = 16;  // outputs
 constexpr int NEAR = 4;    // panels that all rows pass before the next ones
 constexpr int TILE = 6;    // rows: with two vectors of outputs they are 12 of the 16 registers of AVX2
 
-enum Format { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+enum Format { FLOAT32 = 0, BFLOAT16 = 1 };
 
 struct Linear {
     const void *data;
-    const float *scales;  // [panel][k / group][16] of int8
-    const float *bias;    // [16 * panels] or null
-    int64_t outputs, inputs, format, group;
+    const float *bias;  // [16 * panels] or null
+    int64_t outputs, inputs, format;
     int64_t panels() const { return (outputs + PANEL - 1) / PANEL; }
 };
 
@@ -35,7 +33,7 @@ struct Float32 {
         high = load(from + k * PANEL + LANES);
     }
     void fetch(int64_t k) const { __builtin_prefetch(from + k * PANEL); }
-    static constexpr int AHEAD = 96;
+    static constexpr int AHEAD = 96;  // of k: 6 KiB
 };
 
 struct BFloat16 {
@@ -48,26 +46,7 @@ struct BFloat16 {
         high = bits<f8>(pairs & 0xffff0000u);
     }
     void fetch(int64_t k) const { __builtin_prefetch(from + k * PANEL); }
-    static constexpr int AHEAD = 192;
-};
-
-struct Int8 {
-    const int8_t *from;
-    const float *scales;
-    int64_t group;
-    Int8(const Linear &w, int64_t panel)
-        : from((const int8_t *)w.data + panel * w.inputs * PANEL),
-          scales(w.scales + panel * ((w.inputs + w.group - 1) / w.group) * PANEL), group(w.group) {}
-    void widen(int64_t k, f8 &low, f8 &high) const {
-        bytes8 first, second;
-        std::memcpy(&first, from + k * PANEL, sizeof first);
-        std::memcpy(&second, from + k * PANEL + LANES, sizeof second);
-        const float *scale = scales + k / group * PANEL;
-        low = __builtin_convertvector(first, f8) * load(scale);
-        high = __builtin_convertvector(second, f8) * load(scale + LANES);
-    }
-    void fetch(int64_t k) const { __builtin_prefetch(from + k * PANEL); }
-    static constexpr int AHEAD = 384;
+    static constexpr int AHEAD = 192;  // 6 KiB as well
 };
 
 // ROWS rows times PANELS panels; `emit(row, panel, low, high)` gets the sums, panels of a row in ascending order.
@@ -134,8 +113,7 @@ static void product(const float *x, int64_t stride, int64_t first_row, int64_t l
                     int64_t first, int64_t last, Emit &emit) {
     switch (w.format) {
     case FLOAT32: return product_of<Float32>(x, stride, first_row, last_row, w, first, last, emit);
-    case BFLOAT16: return product_of<BFloat16>(x, stride, first_row, last_row, w, first, last, emit);
-    default: return product_of<Int8>(x, stride, first_row, last_row, w, first, last, emit);
+    default: return product_of<BFloat16>(x, stride, first_row, last_row, w, first, last, emit);
     }
 }
 

@@ -12,7 +12,6 @@ namespace paceline {
 typedef float f8 __attribute__((vector_size(32)));
 typedef int32_t i8 __attribute__((vector_size(32)));
 typedef uint32_t u8 __attribute__((vector_size(32)));
-typedef int8_t bytes8 __attribute__((vector_size(8)));
 
 constexpr int LANES = 8;
 
