@@ -113,3 +113,10 @@ def test_the_health_check_runs(file: Path, status: int, code: int, monkeypatch: 
         done = subprocess.run([sys.executable, *command[1:]], capture_output=True, timeout=30)
         server.shutdown()
     assert min(done.returncode, 1) == code
+
+
+@pytest.mark.parametrize(("kind", "compiler"), [("cpu", "g++"), ("cuda", "gcc")])
+def test_what_is_compiled_at_the_first_run_finds_a_compiler(kind: str, compiler: str) -> None:
+    (file,) = (file for file in FILES if file.suffix == f".{kind}")
+    (installed,) = (text for name, text in last_stage(file) if name == "RUN" and "apt-get install" in text)
+    assert compiler in installed.split()
