@@ -53,7 +53,7 @@ class Run:
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     console.print(Text.assemble(("Prompt: ", "bold"), options.prompt, "\n"))
     try:
         for model in {options.model, options.draft} - {"ngram"}:

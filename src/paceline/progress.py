@@ -61,7 +61,7 @@ class GenerationProgress:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        console = Console(stderr=True)
+        console = Console(stderr=True, emoji=False)
         if not console.is_terminal:
             self._enabled = False
             return

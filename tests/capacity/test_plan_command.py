@@ -169,8 +169,17 @@ def test_own_prices_and_own_hardware(tmp_path: Path) -> None:
             "usd_per_gpu_hour must be of kind float",
         ),
         (
-            '[[prices]]\ncloud="x"\ngpu="h200"\nusd_per_gpu_hour=-2\nsource=""\nchecked=""\n',
+            '[[prices]]\ncloud="x"\ngpu="h200"\nusd_per_gpu_hour=-2\nsource=""\nchecked="2026-11-30"\n',
             "usd_per_gpu_hour must be from 0.0001 to",
+        ),
+        (
+            '[[prices]]\ncloud="x"\ngpu="h200"\nusd_per_gpu_hour=2\nsource=""\nchecked="last spring"\n',
+            "entry 1 of prices, checked must be the date",
+        ),
+        (
+            '[[prices]]\ncloud="x"\ngpu="h100"\nusd_per_gpu_hour=2\nsource=""\nchecked=2026-11-30\n'
+            '[[prices]]\ncloud="x"\ngpu="h100-sxm"\nusd_per_gpu_hour=3\nsource=""\nchecked="2026-11-30"\n',
+            "entry 2 of prices: there is already a price of h100-sxm at 'x'",
         ),
     ],
 )

@@ -23,6 +23,7 @@ from paceline.capacity.measurement import read_measurement
 from paceline.capacity.prices import choose_price, load_prices
 from paceline.capacity.request import BOUNDS, Request, read_request
 from paceline.cli.app import app
+from paceline.cli.plan import NOT_MET
 from paceline.cli.plan import plan as plan_command
 from paceline.errors import ConfigurationError
 
@@ -41,7 +42,7 @@ def plan(*arguments: str) -> Any:
 
 def refused(run: Any) -> str:
     """The message of what was refused; '' where it was not."""
-    if run.exit_code == 0:
+    if run.exit_code in (0, NOT_MET):
         return ""
     if isinstance(run.exception, ConfigurationError):
         return str(run.exception)
@@ -208,10 +209,27 @@ def test_the_lists_as_json(tmp_path: Path) -> None:
         ([*SMALL, "--users", "2", "--requests-per-second", "2"], "--users or --requests-per-second"),
         ([*SMALL, "--out", "a", "--html", "a"], "--out and --html"),
         ([*SMALL, "--draft-tp", "3"], "--draft-tp 3 must divide"),
+        ([*SMALL, "--tp", "1,1"], "--tp 1,1: 1 stands there twice"),
+        ([*SMALL, "-k", "0,,2"], "-k 0,,2"),
+        ([*SMALL, "--gpu", "h100,h100-sxm"], "h100-sxm stands there twice"),
+        ([*SMALL, "--gpu", "h100,,h200"], "a name is empty"),
+        (["--preset", "llama-70b-4xh100", "--html", "x.html"], "a table without sliders: leave --html out"),
     ],
 )
 def test_options_that_exclude_each_other(arguments: list[str], named: str) -> None:
     assert named in refused(plan(*arguments))
+
+
+@pytest.mark.parametrize("cards", ["h200", "h200,h100"])
+def test_an_objective_that_cannot_be_met_has_an_exit_status_of_its_own(tmp_path: Path, cards: str) -> None:
+    out = tmp_path / "plan.json"
+    asked = [*SMALL, "--users", "4", "--acceptance", "0.7", "--gpu", cards, "--out", str(out)]
+    assert plan(*asked).exit_code == 0
+    out.unlink()
+    run = plan(*asked, "--tpot-ms", "0.01")
+    assert run.exit_code == NOT_MET == 3
+    assert "objective cannot be met" in " ".join(run.output.split())
+    assert out.exists()  # a plan was made, and says how near it comes
 
 
 # Prices
@@ -259,13 +277,14 @@ def test_the_median_is_the_usual_one_and_is_explained(costs: list[float], median
 def test_what_a_price_rests_on_is_said(tmp_path: Path) -> None:
     """No word of list prices where the user's own count; and how long a month is, wherever a month costs."""
     mine = tmp_path / "p.toml"
-    mine.write_text(PRICE.format(cloud="ours", gpu="h200", usd=2))
+    mine.write_text("".join(PRICE.format(cloud="ours", gpu=gpu, usd=2) for gpu in ("h200", "h100")))
     for more in (["--price", "2"], ["--prices", str(mine)], ["--prices", str(mine), "--cloud", "ours"]):
-        for cards in ("h200", "h200,"):
+        for cards in ("h200", "h200,h100"):
             text = plan(*SMALL, "--users", "4", "--acceptance", "0.7", "--gpu", cards, *more).stdout
             assert "list price" not in text
             assert "730 hours" in text
             assert "yours" in text or "ours" in text
+    mine.write_text(PRICE.format(cloud="ours", gpu="h200", usd=2))
     both = plan(*SMALL, "--gpu", "h200,h100", "--prices", str(mine)).stdout
     assert "ours, x (h200)" in both
     assert "medians of list prices, GPU by GPU (--list) (h100-sxm)" in both

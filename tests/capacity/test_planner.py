@@ -237,3 +237,37 @@ def test_the_page_s_script_gives_the_planner_s_answer(tmp_path: Path, users: int
         assert found[name]["cost"] == pytest.approx(fleet.money.usd_per_month, rel=1e-6)
     gains = [swept["gain"] for swept in found["sweep"]]
     assert gains == pytest.approx([swept.gain for swept in expected.sweep], rel=0.02)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node to run the page's script")
+def test_the_page_opens_with_the_plan_s_own_figures(tmp_path: Path) -> None:
+    """To the last digit, K included; a slider moved by the least leads to the grid."""
+    asked = question(ks=(0, 1, 2, 3, 4, 5, 7), users=77, input_len=777)
+    expected = answer(asked)
+    data = page_data(expected, {"h200": (target(), draft())}, GPUS, load_prices())
+    script = Path(str(resources.files("paceline.capacity").joinpath("data", "page.js")))
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    run = subprocess.run(
+        [
+            "node", "-e",
+            f"const page = require({json.dumps(str(script))}); const fs = require('fs');"
+            "const data = JSON.parse(fs.readFileSync('data.json')), input = page.initial(data);"
+            "const moved = {...input, users: input.users + 1};"
+            "console.log(JSON.stringify([page.shown(data, input), page.shown(data, moved)]));",
+        ],
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    opened, moved = json.loads(run.stdout)
+    assert (opened["isPlan"], moved["isPlan"]) == (True, False)
+    for name, fleet in (("plain", expected.plain), ("speculative", expected.speculative),
+                        ("alike", expected.speculative_at_plain_tp)):  # fmt: skip
+        assert fleet is not None
+        found = opened["found"][name]
+        assert (found["tp"], found["k"], found["gpus"], found["rented"], found["nodes"], found["most"]) == (
+            fleet.tp, fleet.k, fleet.num_gpus, fleet.rented_gpus, fleet.nodes, fleet.most_sequences
+        )  # fmt: skip
+        assert (found["tokens"], found["point"]["tpot"]) == (fleet.tokens_per_second, fleet.point.tpot)
+        assert found["cost"] == fleet.money.usd_per_month
+    assert [swept["gain"] for swept in opened["found"]["sweep"]] == [swept.gain for swept in expected.sweep]
+    assert [swept["best"]["k"] for swept in opened["found"]["sweep"]] == [swept.best.k for swept in expected.sweep]
+    assert moved["found"]["speculative"].keys() == opened["found"]["speculative"].keys()

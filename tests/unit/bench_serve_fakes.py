@@ -96,6 +96,7 @@ def plain(status: str, body: Any) -> bytes:
     return head(status, f"content-length: {len(content)}") + content
 
 
+HANG_UP = b""  # as the last part: the connection ends after those before it
 Reply = Callable[[str, Json], list[bytes] | None]  # path and body -> parts to write, each its own; None: hang up
 
 
@@ -126,7 +127,7 @@ class Canned(asyncio.Protocol):
         for part in parts or ():
             self._transport.write(part)
             await asyncio.sleep(0)
-        if parts is None:
+        if parts is None or HANG_UP in parts:
             self._transport.close()
 
 

@@ -9,12 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import typer
 from bench_serve_fakes import canned_server, info, record, span, speculating, two_arms
 from bench_serve_fakes import raw as run_of
 from hypothesis import HealthCheck, given, settings
@@ -26,13 +28,17 @@ from paceline.bench.environment import processor_in_words
 from paceline.bench.page.charts import charts
 from paceline.bench.page.markdown import markdown
 from paceline.bench.page.terminal import tables
+from paceline.bench.serve.across import combine
 from paceline.bench.serve.compare import break_even
 from paceline.bench.serve.intervals import Estimate
-from paceline.bench.serve.reading import combine, read_results
-from paceline.bench.serve.records import Load, RawWriter
+from paceline.bench.serve.reading import read_results
+from paceline.bench.serve.records import Load, RawWriter, read_raw
 from paceline.bench.serve.results import Comparison
 from paceline.bench.serve.summary import summarize
+from paceline.cli import claim
 from paceline.cli.app import app
+from paceline.cli.termination import sigterm_as_ctrl_c
+from paceline.cli.writing import NewFolder
 from paceline.errors import ConfigurationError, PacelineError
 
 NOBODY = "http://127.0.0.1:9"  # discard: no server of any test
@@ -125,15 +131,20 @@ def test_folders_made_for_nothing_are_taken_away_again(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
-@pytest.mark.parametrize("answers", [2, 6])  # 4 requests are a case
-def test_ctrl_c_says_what_is_kept_and_leaves_no_half_file(tmp_path: Path, answers: int) -> None:
+@pytest.mark.parametrize(
+    ("answers", "number", "status"),  # 4 requests are a case
+    [(2, signal.SIGINT, 130), (6, signal.SIGINT, 130), (6, signal.SIGTERM, 143)],
+)
+def test_a_signal_says_what_is_kept_and_leaves_no_half_file(
+    tmp_path: Path, answers: int, number: int, status: int
+) -> None:
     count, running = 0, []
 
     def reply(path: str, asked: dict[str, Any]) -> list[bytes] | None:
         nonlocal count
         count += asked.get("max_tokens") == 256
         if count > answers and running:
-            os.kill(running.pop().pid, signal.SIGINT)
+            os.kill(running.pop().pid, number)
         return speculating(path, asked)
 
     with canned_server(reply) as (address, _):
@@ -144,7 +155,7 @@ def test_ctrl_c_says_what_is_kept_and_leaves_no_half_file(tmp_path: Path, answer
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             running.append(process)
             _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+    assert process.returncode == status
     assert "Traceback" not in said
     if answers < 4:
         assert "nothing to keep, and no file was left" in " ".join(said.split())
@@ -153,11 +164,76 @@ def test_ctrl_c_says_what_is_kept_and_leaves_no_half_file(tmp_path: Path, answer
         assert "The run did not end: interrupted" in " ".join(said.split())
         names = {path.name for path in (tmp_path / "out").iterdir()}
         assert {"requests.jsonl", "bench.json", "report.md"} <= names
-        assert not any("partial" in name for name in names)
+        assert not any(name.startswith(".") for name in names)  # neither a half file nor a lock
         assert len(read_results(tmp_path / "out" / "bench.json").cases) == 1
 
 
+def test_two_runs_cannot_share_a_folder_and_a_dead_one_holds_none(tmp_path: Path) -> None:
+    with NewFolder(tmp_path / "out"):
+        with pytest.raises(ConfigurationError, match=r"--out .*another run writes there now"):
+            NewFolder(tmp_path / "out")
+        assert [path.name for path in (tmp_path / "out").iterdir()] == [claim.NAME]
+    assert not (tmp_path / "out").exists()
+    code = (
+        "import os, sys, pathlib; from paceline.cli.claim import Claim; Claim(pathlib.Path(sys.argv[1])); os._exit(9)"
+    )
+    (tmp_path / "out").mkdir()
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False).returncode == 9
+    assert (tmp_path / "out" / claim.NAME).exists()  # a crash takes no file away
+    with NewFolder(tmp_path / "out") as folder:
+        (folder.path / "requests.jsonl").touch()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["requests.jsonl"]
+
+
+def test_offline_ends_by_sigterm_as_by_ctrl_c() -> None:
+    def end_by(number: int) -> None:
+        with sigterm_as_ctrl_c():
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(typer.Exit) as ended:
+        end_by(signal.SIGTERM)
+    assert ended.value.exit_code == 143
+    with pytest.raises(KeyboardInterrupt):
+        end_by(signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 # Files that are read
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"events": []}, "line 2: a request that neither failed nor has events"),
+        ({"events": [[10, 5], [20, 3]]}, r"line 2: events must rise .* \[20, 3\] comes after \[10, 5\]"),
+        ({"events": [[10, 5], [20, 5]]}, "line 2: events must rise"),
+        ({"events": [[20, 1], [10, 2]]}, "line 2: events must rise in time"),
+        ({"events": 5}, "is not a requests.jsonl"),
+    ],
+)
+def test_a_request_that_says_nothing_is_refused_by_its_line(
+    tmp_path: Path, sources: dict[str, list[Any]], change: dict[str, Any], said: str
+) -> None:
+    lines = sources["requests.jsonl"]
+    lines[1] |= change
+    (tmp_path / "r.jsonl").write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    with pytest.raises(ConfigurationError, match=said) as refused:
+        read_results(tmp_path / "r.jsonl")
+    assert "Error" not in str(refused.value)
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path, sources: dict[str, list[Any]]) -> None:
+    whole = (tmp_path / "raw").read_bytes()
+    (tmp_path / "cut.jsonl").write_bytes(whole + b'{"kind":"request","arm":"o')
+    assert read_results(tmp_path / "cut.jsonl").cases == summarize(read_raw(tmp_path / "raw")).cases
+
+
+def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vllm.json").write_text(json.dumps(VLLM))
+    path = str(tmp_path / "vllm.json")
+    assert "is given twice" in bench("report", path, path, "--out", str(tmp_path / "out"))
 
 
 @pytest.fixture
@@ -195,7 +271,7 @@ def test_a_result_with_anything_in_it_is_shown_or_refused(
         at = at[key]
     at[key] = data.draw(st.sampled_from(WORST))
     path = tmp_path / name
-    path.write_text("\n".join(json.dumps(document, separators=(",", ":")) for document in content))
+    path.write_text("".join(json.dumps(document, separators=(",", ":")) + "\n" for document in content))
     with suppress(ConfigurationError):
         results = combine([read_results(path)], None)
         assert "nan" not in markdown(results).replace(name, "")
@@ -247,6 +323,10 @@ def test_what_the_speed_leaves_out_is_said_wherever_it_is_shown(tmp_path: Path) 
     (overview, _) = tables(results)
     assert "is left out" in str(overview.caption)
     assert markdown(results).count("is left out") == 1
+    alone = summarize(run_of([info("one")], [span("one")], [record("one")]))
+    assert not alone.cases[0].leaves_out_tokens
+    assert "left out" not in markdown(alone)
+    assert "every user had a request under way" in markdown(alone)
     (tmp_path / "vllm.json").write_text(json.dumps(VLLM))
     assert "is left out" not in markdown(read_results(tmp_path / "vllm.json")).replace("ITL is left out", "")
 

@@ -15,9 +15,10 @@ from bench_serve_fakes import info, raw, record, span, two_arms
 from paceline.bench.page.charts import charts
 from paceline.bench.page.markdown import markdown
 from paceline.bench.page.words import number, with_interval
+from paceline.bench.serve.across import combine
 from paceline.bench.serve.ask import speculation_counts
 from paceline.bench.serve.intervals import Estimate
-from paceline.bench.serve.reading import combine, read_results
+from paceline.bench.serve.reading import read_results
 from paceline.bench.serve.records import Load, RawWriter
 from paceline.bench.serve.results import Results, own_results, write_results
 from paceline.bench.serve.summary import summarize
@@ -167,14 +168,75 @@ def test_runs_of_several_days_are_compared(results: Results) -> None:
                           [record("off", 8), record("peer", 8)]))  # fmt: skip
     both = combine([results, other], None)
     assert [arm.name for arm in both.arms] == ["on", "off (1)", "off (2)", "peer"]
-    assert both.baseline == "peer"
-    assert {(c.arm, c.load.value) for c in both.comparisons} == {("on", 8), ("off (1)", 8), ("off (2)", 8)}
+    own = {(c.arm, c.baseline, c.load.value) for c in both.comparisons if not c.across}
+    assert own == {("on", "off (1)", 1), ("on", "off (1)", 8), ("off (2)", "peer", 8)}
+    assert {(c.arm, c.baseline) for c in both.comparisons if c.across} == {("off (1)", "off (2)")}
     assert any("did not take turns" in note for note in both.notes)
     assert len(both.sources) == 2
     assert "off (1)" in markdown(both)
+    asked = combine([results, other], "peer")
+    across = {(c.arm, c.baseline, c.load.value) for c in asked.comparisons if c.across}
+    assert across == {("on", "peer", 8), ("off (1)", "peer", 8), ("off (1)", "off (2)", 8)}
     assert combine([results], None) is results
-    with pytest.raises(ConfigurationError, match="--baseline nobody"):
-        combine([results], "nobody")
+    assert combine([results], "on").comparisons[0].arm == "off"
+    for parts in ([results], [results, other]):
+        with pytest.raises(ConfigurationError, match="--baseline nobody"):
+            combine(parts, "nobody")
+
+
+def a_day(date: str, slower: float = 1.0, **options: Any) -> Results:
+    """One user without a pause; a token each 10 ms without speculation, 1.5 times as fast with it."""
+    spans, records = [], []
+    for arm, pace in (("on", 10_000 / 1.5), ("off", 10_000.0)):
+        for turn in range(2):
+            length, took = 100 + turn, round(pace * slower * (100 + turn))
+            events = [(round(pace * slower * (place + 1)), place + 1) for place in range(length)]
+            records.append(record(arm, round=turn, end_us=took, events=events, completion_tokens=length))
+            spans.append(span(arm, round=turn, end_us=took))
+    whole = raw([info("on"), info("off")], spans, records, **options)
+    whole.header.environment = whole.header.environment | {"date": date}
+    return summarize(whole)
+
+
+def test_what_differs_between_runs_is_said_first_and_a_drift_is_no_gain() -> None:
+    """The second run is twice as slow, with and without speculation: each gain is 1.5, and none is claimed across."""
+    fast = a_day("2026-11-30T20:00:00Z", max_tokens=256)
+    slow = a_day("2026-12-01T08:00:00Z", 2.0, temperature=0.8, max_tokens=64)
+    both = combine([fast, slow], None)
+    assert both.warnings[0].startswith("THE RUNS DIFFER")
+    for words in ("max_tokens (256 / 64)", "temperature (0.0 / 0.8)", "day (2026-11-30 / 2026-12-01)"):
+        assert words in both.warnings[0]
+    assert "model" not in both.warnings[0]
+    assert "off (1) over off (2): 2.00x at 1 user" in " ".join(both.warnings)
+    assert "\n" not in both.warnings[0]
+    own = {(c.arm, c.baseline): c.throughput_gain for c in both.comparisons if not c.across}
+    assert list(own) == [("on (1)", "off (1)"), ("on (2)", "off (2)")]
+    before = [part.comparisons[0].throughput_gain for part in (fast, slow)]
+    assert list(own.values()) == before  # as each run has it
+    for found in combine([fast, slow], "off (2)").break_even + both.break_even:
+        assert found.arm[-3:] == found.baseline[-3:], found.words
+    text = markdown(both)
+    assert text.index("THE RUNS DIFFER") < text.index("THE SAME ARM DIFFERS") < text.index("on (1) gives more")
+    assert "across runs" in text
+    again = combine([fast, a_day("2026-11-30T21:00:00Z", max_tokens=256)], None)
+    assert again.warnings == []  # the same conditions and the same speed
+
+
+def test_runs_of_one_arm_are_held_against_the_last_one_s() -> None:
+    """What `--help` says of the default: no run has a baseline of its own, so the last counts."""
+    parts = []
+    for name, took in (("a", 100), ("b", 200)):
+        events = [(took * 1000 * (place + 1), place + 1) for place in range(10)]
+        one = record(name, end_us=took * 10_000, events=events, completion_tokens=10)
+        parts.append(summarize(raw([info(name)], [span(name, end_us=took * 10_000)], [one])))
+    both = combine(parts, None)
+    assert both.baseline == "b"
+    (compared,) = both.comparisons
+    assert compared.across
+    assert compared.throughput_gain is not None
+    assert compared.throughput_gain.value == pytest.approx(2.0)
+    assert both.break_even[0].words.startswith("Across runs, which did not take turns: a gives more")
+    assert combine(parts, "a").comparisons[0].arm == "b"
 
 
 def test_vllm_results_are_read(tmp_path: Path) -> None:
@@ -250,4 +312,7 @@ def test_the_command_writes_every_form(
     picture = (tmp_path / "out" / "report.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n")
     assert len(picture) > 50_000
-    assert "on over vllm" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "on over vllm, across runs" in " ".join(said.out.split())
+    assert said.out.index("THE RUNS DIFFER") < said.out.index("Across runs, which did not take turns")
+    assert "THE RUNS DIFFER" in (tmp_path / "out" / "report.html").read_text().partition('class="charts"')[0]

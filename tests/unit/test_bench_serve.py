@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bench_serve_fakes import (
+    HANG_UP,
     canned_server,
     chunk,
     chunked,
@@ -34,7 +35,7 @@ from paceline.bench.serve.compare import break_even
 from paceline.bench.serve.counters import Counters, parse_counters
 from paceline.bench.serve.counting import TextTally, make_tally, shared
 from paceline.bench.serve.http_stream import StreamClient, StreamError, server_url
-from paceline.bench.serve.intervals import Estimate, estimate, percentile, ratio
+from paceline.bench.serve.intervals import Estimate, Slices, estimate, percentile, rate, ratio
 from paceline.bench.serve.load import closed_loop, open_loop
 from paceline.bench.serve.objectives import parse_objectives
 from paceline.bench.serve.options import ServeOptions
@@ -154,6 +155,20 @@ def test_a_stream_is_heard_however_it_is_cut(size: int) -> None:
     assert "authorization: bearer k" in head_text
 
 
+@pytest.mark.parametrize("length", [(), ("transfer-encoding: chunked",)])
+def test_an_answer_may_end_with_its_connection(length: tuple[str, ...]) -> None:
+    """HTTP allows a body without a length, and whatever comes after [DONE] says nothing more."""
+    parts = [chunk(" a", tokens=1), chunk(" b", tokens=2, finish="stop"), b"data: [DONE]\n\n"]
+    chunks = [b"%x\r\n%s\r\n" % (len(part), part) for part in parts] if length else parts
+    listener, _ = exchange(lambda path, body: [head("200 OK", *length), *chunks, HANG_UP], answer)
+    assert listener.error is None
+    assert "".join(listener.pieces) == " a b"
+    cut, _ = exchange(lambda path, body: [head("200 OK", *length), *chunks[:2], HANG_UP], answer)
+    assert cut.error is not None
+    refused, _ = exchange(lambda path, body: [head("500 No"), b'{"error": {"message": "boom"}}', HANG_UP], answer)
+    assert refused.error == "status 500: boom"
+
+
 def test_connections_are_kept_and_one_closed_meanwhile_is_replaced() -> None:
     async def three(client: StreamClient) -> list[str | None]:
         first = await answer(client)
@@ -257,6 +272,50 @@ def test_throughput_is_counted_while_every_user_is_busy() -> None:
     assert window.seconds == 1.5
     assert window.tokens == 10 + 10 + 5
     assert window.rates.mean() == pytest.approx(25 / 1.5)
+
+
+def one_user(arm: str, *milliseconds: int) -> tuple[list[Any], list[Any]]:
+    """Rounds of one user and one answer of 10 tokens, which takes so long."""
+    spans = [span(arm, round=n, end_us=1000 * took) for n, took in enumerate(milliseconds)]
+    records = [
+        record(arm, round=n, end_us=1000 * took, completion_tokens=10,
+               events=[(100 * took * (place + 1), place + 1) for place in range(10)])
+        for n, took in enumerate(milliseconds)
+    ]  # fmt: skip
+    return spans, records
+
+
+def test_speed_is_all_tokens_over_all_seconds_and_no_mean_of_rates() -> None:
+    """10 tokens in 1 s, then 10 in 4 s: 4 a second, not 6.25. Gain and cost follow."""
+    spans, records = one_user("on", 1000, 4000)
+    other_spans, other_records = one_user("off", 2500, 5000)
+    arms = [info("on", price_per_hour=3.6), info("off")]
+    results = summarize(raw(arms, spans + other_spans, records + other_records))
+    on, off = (results.of(name)[0] for name in ("on", "off"))
+    assert on.output_tok_s is not None
+    assert off.output_tok_s is not None
+    assert on.output_tok_s.value == pytest.approx(20 / 5)
+    assert off.output_tok_s.value == pytest.approx(20 / 7.5)
+    assert on.output_tok_s.low is not None
+    assert on.output_tok_s.high is not None
+    assert 2.5 <= on.output_tok_s.low < 4 < on.output_tok_s.high <= 10
+    (compared,) = results.comparisons
+    assert compared.throughput_gain is not None
+    assert compared.throughput_gain.value == pytest.approx(1.5)
+    assert on.usd_per_million_tokens is not None
+    assert on.usd_per_million_tokens.value == pytest.approx(0.001 / 4 * 1e6)
+    assert not on.leaves_out_tokens
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.1, 10)), min_size=4, max_size=12))
+def test_an_interval_of_a_speed_holds_it(parts: list[tuple[float, float]]) -> None:
+    rates, seconds = np.asarray(parts, dtype=float).T
+    found = rate(Slices(rates, seconds))
+    assert found is not None
+    assert found.value == pytest.approx(float(np.sum(rates * seconds) / np.sum(seconds)))
+    if found.low is not None and found.high is not None:
+        assert rates.min() - 1e-9 <= found.low <= found.high <= rates.max() + 1e-9
 
 
 def test_intervals_hold_the_value_and_repeat() -> None:
@@ -609,6 +668,14 @@ def test_on_and_off_beside_a_server_that_cannot_choose(tmp_path: Path) -> None:
     assert any("measured as it is" in note for note in header.notes)
 
 
+def drafts_five(path: str, asked: dict[str, Any]) -> list[bytes]:
+    """As Paceline refuses more drafts than it was started for; nothing may have been measured by then."""
+    assert asked.get("max_tokens", 0) < 256
+    if (asked.get("speculation") or {}).get("num_speculative_tokens", 0) > 5:
+        return [plain("400 Bad Request", {"error": {"message": "this engine drafts at most 5 tokens a step."}})]
+    return speculating(path, asked)
+
+
 @pytest.mark.parametrize(
     ("reply", "arguments", "said"),
     [
@@ -622,6 +689,16 @@ def test_on_and_off_beside_a_server_that_cannot_choose(tmp_path: Path) -> None:
         (speculating, ("ttft:5",), "not expected here"),
         (speculating, ("--extra-body", "[]"), "--extra-body"),
         (speculating, ("--concurrency", "a"), "--concurrency a"),
+        (speculating, ("--concurrency", "1,,2"), "--concurrency 1,,2"),
+        (speculating, ("--concurrency", "2,1,2"), "--concurrency 2,1,2: 2 stands there twice"),
+        (speculating, ("--rate", "1,1.0"), "--rate 1,1.0: 1.0 stands there twice"),
+        (speculating, ("--seeds", "0,0"), "--seeds 0,0: 0 stands there twice"),
+        (speculating, ("--speculation", "off,0"), "--speculation off,0: 0 stands there twice"),
+        (speculating, ("--speculation", "on,,off"), "--speculation on,,off"),
+        (speculating, ("--hardware", "x", "--hardware", "y"), "--hardware is given twice for all servers"),
+        (speculating, ("--extra-body", '{"a": 1, "a": 2}'), "each name once"),
+        (speculating, ("--api-key-env", "NO_SUCH_:key:"), "--api-key-env NO_SUCH_:key:: there is no such variable"),
+        (drafts_five, ("--speculation", "0,3,99"), "--speculation 99"),
     ],
 )
 def test_what_cannot_be_run_says_why_and_leaves_nothing(
@@ -630,7 +707,9 @@ def test_what_cannot_be_run_says_why_and_leaves_nothing(
     with canned_server(reply) as (address, _):
         status, out = run_serve(tmp_path, "--url", address, *arguments)
     assert status != 0
-    assert said in " ".join(capsys.readouterr().err.split())
+    words = " ".join(capsys.readouterr().err.split())
+    assert said in words
+    assert ".." not in words.replace("...", "")
     assert not out.exists()
 
 

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.errors import ConfigurationError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to; what is there at the end becomes `path`, whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        error.filename = str(path)  # what a user knows of
+        raise
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def read_text(path: Path, option: str = "") -> str:

@@ -20,9 +20,9 @@ _WIDTH = 150  # where the output is no terminal
 
 
 def make_console() -> Console:
-    """Standard output; wide enough for the table when piped into a file."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH)
+    """Standard output; wide enough for the table when piped into a file. Emoji codes stay as a user wrote them."""
+    console = Console(highlight=False, emoji=False)
+    return console if console.is_terminal else Console(highlight=False, emoji=False, width=_WIDTH)
 
 
 def ceiling_table(ceiling: Ceiling, sweep: Sweep, rates: dict[int, float | None], *, measured: bool) -> Table:

@@ -24,10 +24,20 @@ class Compared:
 
 
 def gpu_names(words: str, gpus: Mapping[str, Gpu]) -> list[str]:
-    """'all', or names separated by commas; each once, in the order given."""
+    """'all', or names separated by commas, in the order given. Raises ConfigurationError for an empty one, and for one
+    GPU twice, by whatever names."""
     if words == "all":
         return list(gpus)
-    return list(dict.fromkeys(find_gpu(word, gpus).key for word in words.split(",") if word.strip()))
+    parts = [word.strip() for word in words.split(",")]
+    if "" in parts:
+        raise ConfigurationError(f"--gpu '{words}': a name is empty; give names separated by single commas.")
+    found: list[str] = []
+    for word in parts:
+        key = find_gpu(word, gpus).key
+        if key in found:
+            raise ConfigurationError(f"--gpu '{words}': {key} stands there twice.")
+        found.append(key)
+    return found
 
 
 def compare(request: Request, names: Sequence[str]) -> list[Compared]:
@@ -93,6 +103,8 @@ def _cells(compared: Compared) -> list[str]:
 def comparison_words(found: Sequence[Compared]) -> Iterator[str]:
     """What the figures of the table rest on."""
     asked = [compared.asked.question for compared in found if compared.asked is not None]
+    if not any(compared.answer is not None and compared.answer.best is not None for compared in found):
+        yield "The objective cannot be met with any of them. Allow more (--tpot-ms, --ttft-ms), or more ranks (--tp)."
     if any(not question.gpu.runs_paceline for question in asked):
         yield "* Paceline's kernels were not written for it: what bytes and rates allow at the same efficiency"
     if any(compared.answer is not None and compared.answer.plain is not None for compared in found):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from datetime import date
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,8 @@ def _gpu(key: str, entry: Any, where: str) -> Gpu:
     for name, kind in kinds.items():
         if name not in entry:
             raise ConfigurationError(f"'{where}': gpus.{key} lacks '{name}'.")
+        if name == "checked":
+            entry = {**entry, name: checked_date(entry[name], f"'{where}': gpus.{key}.{name}")}
         check_kind(entry[name], kind, f"'{where}': gpus.{key}.{name}")
     return Gpu(key=key, **entry)
 
@@ -134,3 +137,15 @@ def check_kind(value: Any, kind: str, where: str) -> None:
     }
     if not fits[kind]:
         raise ConfigurationError(f"{where} must be of kind {kind}, not {value!r}.")
+
+
+def checked_date(value: Any, where: str) -> str:
+    """A day, as text such as 2026-11-30 or as TOML's own kind."""
+    if type(value) is date:
+        return value.isoformat()
+    try:
+        if isinstance(value, str) and len(value) == len("2026-11-30"):
+            return date.fromisoformat(value).isoformat()
+    except ValueError:
+        pass
+    raise ConfigurationError(f'{where} must be the date on which that was so, such as "2026-11-30", not {value!r}.')

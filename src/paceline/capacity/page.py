@@ -1,7 +1,8 @@
 """A page with sliders: the same formulas in a script, over step times that were computed here on a grid.
 
 Self-contained: no library, no request to anywhere. A step's time is linear in the positions a row sees, so two numbers
-stand for it at every (GPU, TP, K, rows); between the rows of the grid the script interpolates.
+stand for it at every (GPU, TP, K, rows); between the rows of the grid the script interpolates. It opens with the plan's
+own figures, which are in the page as they were computed, and interpolates from the first move of a slider on.
 """
 
 from __future__ import annotations

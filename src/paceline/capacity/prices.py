@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from paceline.bench.bounds import Bounds
-from paceline.capacity.hardware import Gpu, check_kind, find_gpu, load_gpus, packaged_toml, read_toml
+from paceline.capacity.hardware import Gpu, check_kind, checked_date, find_gpu, load_gpus, packaged_toml, read_toml
 from paceline.errors import ConfigurationError, did_you_mean
 
 USD_PER_GPU_HOUR = Bounds(1e-4, 1e6, "US dollars per GPU and hour")
@@ -119,11 +119,15 @@ def _parse(content: Mapping[str, Any], where: str, gpus: Mapping[str, Gpu], *, i
     entries = content.get("prices")
     if not isinstance(entries, list) or not entries:
         raise ConfigurationError(f"{where} has no [[prices]] entries.")
-    found = [_price(f"{where}: entry {number} of prices", entry) for number, entry in enumerate(entries, 1)]
-    return [
-        replace(price, is_own=is_own, gpu=find_gpu(price.gpu, gpus, f"{where}: entry {number} of prices: gpu").key)
-        for number, price in enumerate(found, 1)
-    ]
+    found: dict[tuple[str, str], Price] = {}
+    for number, entry in enumerate(entries, 1):
+        place = f"{where}: entry {number} of prices"
+        price = _price(place, entry)
+        price = replace(price, is_own=is_own, gpu=find_gpu(price.gpu, gpus, f"{place}: gpu").key)
+        if (price.cloud, price.gpu) in found:
+            raise ConfigurationError(f"{place}: there is already a price of {price.gpu} at '{price.cloud}': give one.")
+        found[price.cloud, price.gpu] = price
+    return list(found.values())
 
 
 def _price(place: str, entry: Any) -> Price:
@@ -135,6 +139,8 @@ def _price(place: str, entry: Any) -> Price:
             raise ConfigurationError(f"{place} has an unknown field '{name}'.{did_you_mean(name, known)}")
     for name, field_ in known.items():
         if name in entry:
+            if name == "checked":
+                entry = entry | {name: checked_date(entry[name], f"{place}, {name}")}
             check_kind(entry[name], str(field_.type), f"{place}, {name}")
         elif field_.default is MISSING:
             raise ConfigurationError(f"{place} lacks '{name}'.")

@@ -18,19 +18,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, or of what the o
 
 
 def main() -> None:
-    from rich.console import Console
-
     from paceline.cli.app import app
+    from paceline.cli.console import make_console
 
     try:
         app()
     except PacelineError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]Error:[/] {_escaped(str(error))}", soft_wrap=True)
+        make_console(stderr=True).print(f"[bold red]Error:[/] {_escaped(str(error))}", soft_wrap=True)
         sys.exit(1 if isinstance(error, EngineDeadError) else 2)
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        Console(stderr=True, highlight=False).print(
+        make_console(stderr=True).print(
             f"[bold red]Error:[/] Cannot write{_escaped(f' {error.filename}' if error.filename else '')}: "
             f"{error.strerror}.",
             soft_wrap=True,

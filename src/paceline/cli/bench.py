@@ -12,6 +12,8 @@ import typer
 from paceline.cli.bench_serve import report, serve
 from paceline.cli.finite import App
 from paceline.cli.given import refuse_unused
+from paceline.cli.lists import refuse_twice, whole_numbers
+from paceline.cli.termination import sigterm_as_ctrl_c
 from paceline.cli.writing import check_file, write_whole
 from paceline.errors import ConfigurationError
 
@@ -137,11 +139,12 @@ def offline(
         speculative=_given(speculative),
         acceptance=acceptance,
     )
-    draft_words = {word.strip() for word in k.split(",")}
-    draft_counts = [word for word in k.split(",") if word.strip() not in ("none", "adaptive")]
+    draft_words = [word.strip() for word in k.split(",")]
+    refuse_twice("-k", k, draft_words)
+    draft_counts = [word for word in draft_words if word not in ("none", "adaptive")]
     sweep = Sweep(
-        batches=_numbers("--batch", batch),
-        ks=_numbers("-k", ",".join(draft_counts) if draft_counts else "0"),
+        batches=whole_numbers("--batch", batch, "1,8,32"),
+        ks=whole_numbers("-k", ",".join(draft_counts) if draft_counts else "0", "0,3,5"),
         without_draft="none" in draft_words,
         adaptive="adaptive" in draft_words,
         input_len=input_len,
@@ -151,11 +154,12 @@ def offline(
         seed=seed,
     )
     cases: list[Any] = []
-    try:
-        _run(models, sweep, bandwidth, out, cases)
-    except KeyboardInterrupt:
-        _say_interrupted(len(cases), out)
-        raise
+    with sigterm_as_ctrl_c():
+        try:
+            _run(models, sweep, bandwidth, out, cases)
+        except KeyboardInterrupt:
+            _say_interrupted(len(cases), out)
+            raise
 
 
 def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None, cases: list[Any]) -> None:
@@ -221,14 +225,6 @@ def _say_interrupted(num_cases: int, out: Path | None) -> None:
         say(f"Interrupted: {out} holds the {cases} over.")
     else:
         say("Interrupted: nothing is kept" + (" (--out FILE keeps what is over)." if num_cases else "."))
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    """'1,8,32' -> (1, 8, 32), each once, in the order given."""
-    try:
-        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        raise ConfigurationError(f"{option} {text}: give whole numbers, separated by commas, such as 1,8,32.") from None
 
 
 def _or_none(quantization: str) -> str | None:

@@ -6,7 +6,6 @@ import time
 from types import TracebackType
 from typing import Self
 
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from paceline.bench.serve.records import Load, RunHeader
@@ -18,13 +17,13 @@ class BenchProgress:
 
     def __init__(self, cases_an_arm: int) -> None:
         self._cases_an_arm = cases_an_arm
-        self._bar = Progress(
-            TextColumn("{task.description}"),
+        self._bar = Progress(  # columns without markup: theirs would read emoji codes, whatever the console does
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[speed]}"),
+            TextColumn("{task.fields[speed]}", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
@@ -54,7 +53,7 @@ class BenchProgress:
     def case(self, arm: str, load: Load, round_number: int, total: int) -> None:
         self._label = f"{arm}, {load.label}, round {round_number + 1}"
         self._tokens = self._failed = self._done = 0
-        self._bar.reset(self._case, total=total, description=escape(self._label), visible=True, speed="")
+        self._bar.reset(self._case, total=total, description=self._label, visible=True, speed="")
 
     def answered(self, tokens: int, seconds: float, failed: bool) -> None:
         self._tokens += tokens

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.lists import numbers, parts, refuse_twice, short
 from paceline.cli.writing import NewFolder, make_folder, refusal
 from paceline.errors import ConfigurationError, PacelineError
 
@@ -44,8 +45,8 @@ def serve(
     ] = None,
     model: Annotated[str | None, _option("Name in the API. Default: the first one served.", _SERVERS)] = None,
     api_key_env: Annotated[
-        str, _option("Variable that holds the API key. Default OPENAI_API_KEY.", _SERVERS)
-    ] = "OPENAI_API_KEY",
+        str | None, _option("Variable that holds the API key. Default: OPENAI_API_KEY, if it is set.", _SERVERS)
+    ] = None,
     endpoint: Annotated[str, _option("chat (default), or completions for a model without a template.", _SERVERS)] = (
         "chat"
     ),
@@ -120,7 +121,7 @@ def serve(
     servers = _servers(url or [_DEFAULT_URL])
     options = ServeOptions(
         servers=servers,
-        speculation=[{"off": "0"}.get(word, word) for word in _parts(speculation or "")],
+        speculation=[] if speculation is None else _arms(speculation),
         baseline=baseline,
         model=model,
         loads=_loads(concurrency, rate),
@@ -128,7 +129,7 @@ def serve(
         input_len=input_len,
         all_turns=all_turns,
         num_prompts=num_prompts,
-        seeds=[int(seed) for seed in _numbers("--seeds", seeds, int)],
+        seeds=[int(seed) for seed in numbers("--seeds", seeds, example="0,1,2")],
         warmup=warmup,
         max_tokens=max_tokens,
         temperature=temperature,
@@ -139,12 +140,12 @@ def serve(
         fresh_prompts=not shared_prefixes,
         extra_body=_object("--extra-body", extra_body),
         goodput=parse_objectives([*(goodput or []), *_objectives_only(words or [], goodput)]),
-        hardware=dict(map(_named, hardware or [])),
+        hardware=_named_once("--hardware", hardware or []),
         gpus=_named_numbers("--gpus", gpus or [], int),
         prices=_named_numbers("--price-per-hour", price_per_hour or [], float),
         timeout=timeout,
     )
-    _run(options, out, os.environ.get(api_key_env))
+    _run(options, out, _api_key(api_key_env))
 
 
 def report(
@@ -158,7 +159,11 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder for report.html, report.png and report.md.")] = Path(),
     baseline: Annotated[
         str | None,
-        typer.Option(help="The arm that others are measured against. Default: the last.", show_default=False),
+        typer.Option(
+            help="The arm that all others are measured against. Default: in each run its own (speculation off, else "
+            "its last arm); for runs of one arm, the last run's.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Reports of results of any day, side by side: one HTML page, a PNG and a Markdown table.
@@ -169,43 +174,63 @@ def report(
 
       paceline bench report guidellm.json bench.json --out compared
     """
-    from paceline.bench.serve.reading import combine, read_results
+    from paceline.bench.serve.across import combine
+    from paceline.bench.serve.reading import read_results
+    from paceline.cli.termination import sigterm_as_ctrl_c
 
+    resolved = [path.resolve() for path in files]
+    if twice := [path for path in files if resolved.count(path.resolve()) > 1]:
+        raise ConfigurationError(f"'{twice[0]}' is given twice: a run tells nothing beside itself.")
     results = combine([read_results(path) for path in files], baseline)
     make_folder(out)
-    _show(results, results.notes)
-    _write_report(results, out)
+    with sigterm_as_ctrl_c():
+        _show(results, results.notes)
+        _write_report(results, out)
 
 
 def _run(options: Any, out: Path | None, api_key: str | None) -> None:
     from paceline.bench.page.renderers import missing_packages
-    from paceline.bench.serve import session
-    from paceline.bench.serve.records import read_raw
-    from paceline.bench.serve.results import write_results
-    from paceline.bench.serve.summary import summarize
-    from paceline.cli.bench_progress import BenchProgress
-    from paceline.cli.console import say, show_notes
+    from paceline.cli.console import show_notes
+    from paceline.cli.termination import sigterm_as_ctrl_c
 
     folder = out or Path(f"paceline-bench-{datetime.now(UTC):%Y%m%d-%H%M%S}")
-    made = NewFolder(folder)
-    show_notes(missing_packages())
-    raw = folder / "requests.jsonl"
-    broken: BaseException | None = None
+    with sigterm_as_ctrl_c(), NewFolder(folder):
+        show_notes(missing_packages())
+        broken = _measure(options, folder / "requests.jsonl", api_key)
+        _conclude(folder, broken)
+
+
+def _measure(options: Any, raw: Path, api_key: str | None) -> BaseException | None:
+    """What cut the run short, if anything did; `raw` holds the cases before it."""
+    from paceline.bench.serve import session
+    from paceline.cli.bench_progress import BenchProgress
+
     try:
         with BenchProgress(len(options.loads) * len(options.seeds)) as progress:
             session.run(options, raw, progress, api_key)
     except (PacelineError, KeyboardInterrupt) as error:
-        broken = error
+        return error
+    return None
+
+
+def _conclude(folder: Path, broken: BaseException | None) -> None:
+    """Figures and report of what was measured. Raises `broken`, whatever was kept."""
+    from paceline.bench.serve.records import read_raw
+    from paceline.bench.serve.results import write_results
+    from paceline.bench.serve.summary import summarize
+    from paceline.cli.console import say
+
+    raw = folder / "requests.jsonl"
     recorded = read_raw(raw) if raw.exists() else None
     results = summarize(recorded) if recorded else None
     if recorded is None or results is None or not results.cases:
         raw.unlink(missing_ok=True)
-        made.remove_if_empty()
         if isinstance(broken, KeyboardInterrupt):
             say("Interrupted before the first case was over: there is nothing to keep, and no file was left.")
         raise broken or PacelineError("Nothing was measured.")
     if broken is not None:
-        results.notes.append(f"The run did not end: {str(broken) or 'interrupted'}. These are the cases before that.")
+        reason = str(broken).rstrip(".") or "interrupted"
+        results.notes.append(f"The run did not end: {reason}. These are the cases before that.")
     write_results(folder / "bench.json", results)
     _show(results, [note for note in results.notes if note not in recorded.header.notes])  # those were said before
     say(f"Wrote {raw} (when how many tokens came) and {folder / 'bench.json'}.")
@@ -222,8 +247,10 @@ def _show(results: Results, notes: Sequence[str]) -> None:
     console = make_console()
     for table in tables(results):
         console.print(table)
+    for line in results.warnings:
+        console.print(line, markup=False, style="bold yellow")
     for found in results.break_even:
-        console.print(found.words)
+        console.print(found.words, markup=False)
     show_notes(notes)
 
 
@@ -239,23 +266,18 @@ def _write_report(results: Results, folder: Path) -> None:
     say(f"Wrote {', '.join(map(str, written))}.")
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def _api_key(variable: str | None) -> str | None:
+    if variable is None:
+        return os.environ.get("OPENAI_API_KEY")
+    if not os.environ.get(variable):
+        raise ConfigurationError(f"--api-key-env {short(variable)}: there is no such variable, or it is empty.")
+    return os.environ[variable]
 
 
-def _parts(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _numbers(option: str, text: str, kind: type[int] | type[float]) -> list[float]:
-    """'1,2,4', each once, in the order given."""
-    try:
-        return list(dict.fromkeys(kind(part) for part in _parts(text)))
-    except ValueError:
-        words = "whole numbers" if kind is int else "numbers"
-        raise ConfigurationError(
-            f"{option} {_short(text)}: give {words}, separated by commas, such as 1,2,4."
-        ) from None
+def _arms(speculation: str) -> list[str]:
+    words = [{"off": "0"}.get(word, word) for word in parts("--speculation", speculation)]
+    refuse_twice("--speculation", speculation, words)  # off is 0
+    return words
 
 
 def _loads(concurrency: str | None, rate: str | None) -> list[Load]:
@@ -263,8 +285,9 @@ def _loads(concurrency: str | None, rate: str | None) -> list[Load]:
 
     if concurrency is None and rate is None:
         concurrency = "1,2,4,8"
-    users = [Load("users", users) for users in _numbers("--concurrency", concurrency or "", int)]
-    return [*users, *(Load("rate", rate) for rate in _numbers("--rate", rate or "", float))]
+    users = [] if concurrency is None else numbers("--concurrency", concurrency)
+    rates = [] if rate is None else numbers("--rate", rate, float)
+    return [*(Load("users", value) for value in users), *(Load("rate", value) for value in rates)]
 
 
 def _servers(given: Sequence[str]) -> dict[str, str]:
@@ -285,15 +308,24 @@ def _named(text: str) -> tuple[str, str]:
     return (name.strip(), value.strip()) if equals else ("", text.strip())
 
 
+def _named_once(option: str, given: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in map(_named, given):
+        if name in found:
+            raise ConfigurationError(f"{option} is given twice for {f'{short(name)!r}' if name else 'all servers'}.")
+        found[name] = value
+    return found
+
+
 def _named_numbers(option: str, given: Iterable[str], kind: type[int] | type[float]) -> dict[str, Any]:
     found = {}
-    for text in given:
-        name, value = _named(text)
+    for name, value in _named_once(option, given).items():
+        text = f"{name}={value}" if name else value
         try:
             found[name] = kind(value)
         except ValueError:
             words = "a whole number" if kind is int else "a number"
-            raise ConfigurationError(f"{option} {_short(text)}: '{_short(value)}' is not {words}.") from None
+            raise ConfigurationError(f"{option} {short(text)}: '{short(value)}' is not {words}.") from None
     return found
 
 
@@ -303,12 +335,18 @@ def _object(option: str, text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        found = json.loads(text, parse_constant=_no_json)
+        found = json.loads(text, parse_constant=_no_json, object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ConfigurationError(f"{option} {_short(text)}: give a JSON object.")
+        raise ConfigurationError(f"{option} {short(text)}: give a JSON object, each name once.")
     return found
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise ValueError("a name twice")
+    return dict(pairs)
 
 
 def _no_json(word: str) -> Any:

@@ -8,7 +8,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-console = Console(stderr=True, highlight=False)
+
+def make_console(*, stderr: bool = False) -> Console:
+    """Every console of the commands. Texts of users pass through them, so `:smile:` stays as it is written; markup is
+    ours, and what is not ours is escaped where it is put in."""
+    return Console(stderr=stderr, highlight=False, emoji=False)
+
+
+console = make_console(stderr=True)
 
 
 def say(line: str) -> None:

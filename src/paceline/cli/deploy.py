@@ -210,10 +210,11 @@ def _wait(wanted: Any, system: Any, only: tuple[str, ...], seconds: int) -> list
 
 
 def _show_report(report: Report, refused: list[str]) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console(highlight=False)
+    from paceline.cli.console import make_console
+
+    console = make_console()
     for document, finding in report.findings:
         colour = "red" if finding.level == "error" else "yellow"
         console.print(
@@ -230,13 +231,14 @@ def _show_findings(findings: list[Finding], as_json: bool) -> None:
     import json
     from dataclasses import asdict
 
-    from rich.console import Console
     from rich.markup import escape
+
+    from paceline.cli.console import make_console
 
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings]))
         return
-    console = Console(highlight=False)
+    console = make_console()
     colours = {"ok": "green", "warning": "yellow", "error": "red"}
     for finding in findings:
         console.print(

@@ -6,12 +6,11 @@ import logging
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from paceline.cli.console import console, say
+from paceline.cli.console import console, make_console, say
 from paceline.distill.card import acceptance_table, advice, speed_table
 from paceline.distill.interrupt import Interrupts
 from paceline.distill.job import distill
@@ -35,8 +34,9 @@ class ProgressWatcher:
 
     def __init__(self) -> None:
         columns = (
-            TextColumn("{task.description:9s}"), BarColumn(bar_width=16), TextColumn("{task.percentage:3.0f}%"),
-            TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.description:9s}", markup=False), BarColumn(bar_width=16),
+            TextColumn("{task.percentage:3.0f}%"), TimeElapsedColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}", markup=False),
         )  # fmt: skip
         self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task: TaskID | None = None
@@ -108,7 +108,7 @@ def duration(seconds: float) -> str:
 
 
 def show_report(report: dict[str, Any], options: DistillOptions) -> None:
-    out = Console(highlight=False)
+    out = make_console()
     sampled = report["tokens_per_pass"]["sampled"]
     name = f"temperature {sampled['temperature']}, top-p {sampled['top_p']}"
     for title, rows in (
@@ -116,13 +116,13 @@ def show_report(report: dict[str, Any], options: DistillOptions) -> None:
         (f"Tokens a target pass, {name}", acceptance_table(sampled["by_category"])),
         (f"Expected speed-up, one sequence, {report['machine']}", speed_table(report)),
     ):
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table = Table(title=escape(title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for heading in rows[0]:
             table.add_column(heading, no_wrap=True, justify="left" if heading == rows[0][0] else "right")
         for row in rows[1:]:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         out.print(table)
-    out.print(advice(report), soft_wrap=True)
+    out.print(advice(report), soft_wrap=True, markup=False)
     where = escape(str(options.out))
     out.print(f"The draft is in {where}, with its card (README.md), report.json and report.svg.", soft_wrap=True)
     speculation = f"--speculative-model {where} --num-speculative-tokens {report['best_k']}"

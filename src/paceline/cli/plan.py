@@ -8,12 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.given import refuse_unused
+from paceline.cli.lists import whole_numbers
 from paceline.cli.writing import write_whole
 from paceline.errors import ConfigurationError
 
 _DOCUMENT = frozenset({"out", "as_json"})  # every answer can be printed and written as JSON
 _OF_DRAFT_MODEL = frozenset({"draft_quantization", "draft_tp"})
 _OF_DRAFTS = _OF_DRAFT_MODEL | {"acceptance", "acceptance_length", "k"}
+NOT_MET = 3  # exit status: a plan was made, and says that the objective cannot be met
 _MODELS, _LOAD, _GPUS, _MONEY, _OUTPUT = "Models", "Load and objective", "GPUs", "Money", "Output"
 
 
@@ -88,6 +90,8 @@ def plan(
 ) -> None:
     """How many GPUs a load needs, what they cost, and what speculation saves: on paper, before any is rented.
 
+    Exit status: 0 planned, 3 planned and the objective cannot be met, 2 could not plan.
+
     [bold]Examples[/bold]
 
       paceline plan llama-3.1-70b --draft llama-3.2-1b --acceptance 0.78 --gpu h200 --users 64 --tpot-ms 20
@@ -104,7 +108,11 @@ def plan(
         _show_known(hardware, prices, out, as_json)
         return
     if preset is not None:
-        refuse_unused(ctx, "--preset brings its own models, load, GPUs and prices", but={"preset", *_DOCUMENT})
+        refuse_unused(
+            ctx,
+            "--preset checks one claim, whose models, load, GPUs and prices are fixed, as a table without sliders",
+            but={"preset", *_DOCUMENT},
+        )
         _run_preset(preset, out, as_json)
         return
     if draft is None:
@@ -115,7 +123,7 @@ def plan(
         raise ConfigurationError("MODEL is missing: a shape such as llama-3.1-70b, a config.json or a model directory.")
     if out is not None and html is not None and out == html:
         raise ConfigurationError(f"--out and --html are both '{out}': give two files.")
-    ks = _numbers("-k", k) if k is not None else Request(model=model).ks
+    ks = whole_numbers("-k", k, "0,3,5") if k is not None else Request(model=model).ks
     request = Request(
         model=model,
         draft=draft,
@@ -130,7 +138,7 @@ def plan(
         acceptance=acceptance,
         acceptance_length=acceptance_length,
         ks=ks,
-        tps=_numbers("--tp", tp),
+        tps=whole_numbers("--tp", tp),
         draft_tp=draft_tp,
         quantization=quantization,
         draft_quantization=draft_quantization,
@@ -150,13 +158,13 @@ def plan(
         calibration=calibration,
         is_greedy=greedy,
     )
-    if gpu == "all" or "," in gpu:
-        _compare(request, out, as_json, html)
-    else:
-        _run(request, out, as_json, html)
+    run = _compare if gpu == "all" or "," in gpu else _run
+    if not run(request, out, as_json, html):
+        raise typer.Exit(NOT_MET)
 
 
-def _compare(request: Any, out: Path | None, as_json: bool, html: Path | None) -> None:
+def _compare(request: Any, out: Path | None, as_json: bool, html: Path | None) -> bool:
+    """Whether any of the GPUs meets the objective."""
     import json
     import shlex
     import sys
@@ -170,7 +178,7 @@ def _compare(request: Any, out: Path | None, as_json: bool, html: Path | None) -
 
     if html is not None:
         raise ConfigurationError(
-            "--html is made for one GPU, and the page itself switches between all: give --gpu one."
+            "--html is made from the plan for one GPU, and the page switches to every other: give --gpu one name."
         )
     names = gpu_names(request.gpu, load_gpus(request.hardware_file))
     if not names:
@@ -182,9 +190,10 @@ def _compare(request: Any, out: Path | None, as_json: bool, html: Path | None) -
     text = json.dumps({"tool": "plan", "comparison": plans}, indent=1, allow_nan=False) + "\n"
     if out is not None:
         write_whole(out, text)
+    is_met = any(compared.answer is not None and compared.answer.best is not None for compared in found)
     if as_json:
         typer.echo(text, nl=False)
-        return
+        return is_met
     console = make_console()
     console.print(comparison_table(found, load_in_words(asked[0].question)))
     for words in comparison_words(found):
@@ -192,9 +201,11 @@ def _compare(request: Any, out: Path | None, as_json: bool, html: Path | None) -
     first = next(iter(plans.values()))
     command = shlex.join(["paceline", *sys.argv[1:]])
     console.print(f"{first['date'][:10]}, Paceline {first['versions']['paceline']}: {command}", markup=False)
+    return is_met
 
 
-def _run(request: Any, out: Path | None, as_json: bool, html: Path | None) -> None:
+def _run(request: Any, out: Path | None, as_json: bool, html: Path | None) -> bool:
+    """Whether the objective can be met."""
     import json
 
     from paceline.bench.report import make_console
@@ -223,6 +234,7 @@ def _run(request: Any, out: Path | None, as_json: bool, html: Path | None) -> No
         console.print(
             f"{content['date'][:10]}, Paceline {content['versions']['paceline']}: {content['command']}", markup=False
         )
+    return found.best is not None
 
 
 def _page(request: Any, asked: Any, found: Any) -> str:
@@ -269,11 +281,3 @@ def _show_known(hardware: Path | None, prices: Path | None, out: Path | None, as
         typer.echo(text, nl=False)
     else:
         make_console().print(known_tables(gpus, costs))
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    """Each once, in the order given."""
-    try:
-        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    except ValueError:
-        raise ConfigurationError(f"{option} {text}: give whole numbers, separated by commas, such as 1,2,4.") from None

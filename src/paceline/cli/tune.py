@@ -7,10 +7,10 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from paceline.cli.console import console, say, show_notes
+from paceline.cli.console import console, make_console, say, show_notes
 from paceline.cli.options import model_or_default_pair
 from paceline.cli.verify import read_prompts
 from paceline.errors import ConfigurationError
@@ -29,7 +29,7 @@ def run_tune(
         raise ConfigurationError(f"--out {out} is a file; give a folder.")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     found = tune(Options(arguments, read_prompts(prompts), max_tokens, temperature, raw), say)
-    Console(highlight=False).print(table(found))
+    make_console().print(table(found))
     show_notes(found.notes)
     if out is not None:
         write(found, out)
@@ -38,7 +38,7 @@ def run_tune(
 def table(found: Tuning) -> Table:
     rates = ", ".join(f"{share:.0%}" for share in found.survival)
     pair = f"{found.model} with {found.draft or 'ngram'}"
-    title = f"{pair}: the first 1, 2, … drafts were all kept in {rates} of {found.num_passes} passes"
+    title = f"{escape(pair)}: the first 1, 2, … drafts were all kept in {rates} of {found.num_passes} passes"
     shown = Table("sequences", "best K", "tokens a pass", "step", "against K=0", title=title, title_justify="left")
     wanted = set(shown_batches(len(found.best)))
     for entry in found.best:

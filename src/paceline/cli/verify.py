@@ -223,7 +223,12 @@ class Bar:
     """The stages of a verification, one line each."""
 
     def __init__(self) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self._bar = Progress(*columns, console=console)
         self._task: TaskID | None = None
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Self
 
+from paceline.cli.claim import NAME, Claim
 from paceline.errors import ConfigurationError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # said, with exit status 1, by whoever runs commands
@@ -64,22 +66,29 @@ def make_folder(path: Path, option: str = "--out") -> None:
 
 
 class NewFolder:
-    """A folder for results: made before the work, taken away (with the parents made for it) if it stays empty."""
+    """A folder for results: made before the work and this process's alone until it ends; taken away (with the parents
+    made for it) if it stays empty."""
 
     def __init__(self, path: Path, option: str = "--out") -> None:
-        """Raises ConfigurationError if it cannot be made or written to, or holds something."""
+        """Raises ConfigurationError if it cannot be made or written to, holds something, or is another run's."""
         self.path = path
         try:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
-            if path.is_dir() and any(path.iterdir()):
+            make_folder(path, option)
+            self._claim = Claim(path, option)
+            if any(entry.name != NAME for entry in path.iterdir()):
+                self._claim.release()
                 raise ConfigurationError(f"{option} '{path}' is not empty: give a new folder.")
         except OSError as error:
             raise refusal(option, path, error) from None
-        make_folder(path, option)
 
-    def remove_if_empty(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """An empty folder that was there before stays."""
+        self._claim.release()
         for folder in self._made:
-            if any(folder.iterdir()):
+            if not folder.is_dir() or any(folder.iterdir()):
                 return
             folder.rmdir()

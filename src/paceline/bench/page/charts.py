@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.bench.page.chart import Chart, Series
+from paceline.bench.page.tables import in_words
 from paceline.bench.serve.intervals import Estimate
 from paceline.bench.serve.results import Case, Comparison, Results
 
@@ -55,20 +56,20 @@ def _series(name: str, colour: int, points: Sequence[tuple[float, Estimate | Non
 
 def _gains(results: Results) -> list[Chart]:
     """The start chart: what speculation gives, by users."""
-    pairs = list(dict.fromkeys((c.arm, c.baseline) for c in results.comparisons))
+    pairs = {(c.arm, c.baseline): in_words(c) for c in results.comparisons}
     users = [c for c in results.comparisons if c.load.kind == "users"]
 
     def lines(value: Callable[[Comparison], Estimate | None], of: Sequence[Comparison]) -> list[Series]:
         found = []
-        for place, (arm, baseline) in enumerate(pairs):
+        for place, ((arm, baseline), words) in enumerate(pairs.items()):
             own = [(c.load.value, value(c)) for c in of if (c.arm, c.baseline) == (arm, baseline)]
-            found.append(_series(f"{arm} over {baseline}", place, own))
+            found.append(_series(words, place, own))
         return [series for series in found if series.x]
 
     found = []
     gains = lines(lambda c: c.throughput_gain, users)
     if gains:
-        words = " ".join(found.words for found in results.break_even)
+        claims = " ".join([*results.warnings, *(found.words for found in results.break_even)])
         found.append(
             Chart(
                 "Throughput gain against concurrent users",
@@ -77,7 +78,7 @@ def _gains(results: Results) -> list[Chart]:
                 gains,
                 x_log2=True,
                 level=(1.0, "break-even"),
-                text=f"Above 1 the arm gives more tokens a second in all. Bars: 95 % intervals. {words}",
+                text=f"Above 1 the arm gives more tokens a second in all. Bars: 95 % intervals. {claims}",
                 ticks=_loads(users),
             )
         )

@@ -34,6 +34,7 @@ def html_page(results: Results) -> str:
     caption = where_and_when(results)
     figures = "".join(_figure(place, chart, caption) for place, chart in enumerate(drawn))
     data = json.dumps([_plotly(chart) for chart in drawn]).replace("</", "<\\/")
+    warnings = "".join(f'<p class="loud"><b>{escape(line)}</b></p>' for line in results.warnings)
     notes = "".join(f'<p class="loud">{escape(note)}</p>' for note in results.notes)
     verdict = "".join(f"<p><b>{escape(found.words)}</b></p>" for found in results.break_even)
     tables = "".join(f"<h2>{escape(table.title)}</h2>{_table(table)}" for table in all_tables(results))
@@ -46,7 +47,7 @@ def html_page(results: Results) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>paceline bench</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style>'
         f"<script>{get_plotlyjs()}</script></head><body><h1>Benchmark of serving</h1>"
-        f'<p class="soft">{escape(caption)}</p>{verdict}{notes}<div class="charts">{figures}</div>{tables}'
+        f'<p class="soft">{escape(caption)}</p>{warnings}{verdict}{notes}<div class="charts">{figures}</div>{tables}'
         f"<h2>How this was measured</h2>{measured}<script>const CHARTS = {data};{draw}</script></body></html>\n"
     )
 

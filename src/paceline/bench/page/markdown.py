@@ -11,6 +11,7 @@ from paceline.bench.serve.results import Results
 
 def markdown(results: Results, picture: str | None = None) -> str:
     parts = ["# Benchmark of serving"]
+    parts += [f"**{line}**" for line in results.warnings]
     if results.break_even:
         parts.append("\n".join(f"- {found.words}" for found in results.break_even))
     if picture is not None:

@@ -11,6 +11,7 @@ from paceline.bench.page.words import where_and_when
 from paceline.bench.serve.results import Results
 
 _COLUMNS, _WIDTH, _HEIGHT, _HEADING, _DPI = 2, 7.0, 4.6, 0.5, 100  # inches
+_LONGEST = 190  # characters of a line across the picture
 
 
 def write_png(results: Results, path: Path) -> None:
@@ -27,6 +28,10 @@ def write_png(results: Results, path: Path) -> None:
         left=0.06, right=0.985, bottom=0.85 / height, top=1 - (_HEADING + 0.3) / height, hspace=0.38, wspace=0.18
     )
     figure.text(0.5, 1 - 0.25 / height, where_and_when(results), fontsize=9, color="#555555", ha="center")
+    if results.warnings:
+        words = " ".join(results.warnings)
+        short = words if len(words) <= _LONGEST else f"{words[: _LONGEST - 1]}…"
+        figure.text(0.5, 1 - 0.45 / height, short, fontsize=9, color="#b00020", ha="center", parse_math=False)
     for place, chart in enumerate(drawn):
         _draw(figure.add_subplot(lines, _COLUMNS, place + 1), chart)
     figure.savefig(path, dpi=_DPI, format="png")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from paceline.bench.files import replacing
 from paceline.bench.serve.results import Results
 
 _NEEDS = {"HTML page": "plotly", "PNG": "matplotlib"}
-_INSTALL = "pip install 'paceline[report]'"
+_INSTALL = f"{sys.executable} -m pip install '.[report]' in the folder of Paceline's sources"
 
 
 def missing_packages() -> list[str]:
@@ -32,14 +34,17 @@ def write_report(results: Results, folder: Path) -> tuple[list[Path], list[str]]
         from paceline.bench.page.html import html_page
 
         written.append(folder / "report.html")
-        written[-1].write_text(html_page(results), encoding="utf-8")
+        with replacing(written[-1]) as partial:
+            partial.write_text(html_page(results), encoding="utf-8")
     picture = None
     if find_spec("matplotlib") is not None:
         from paceline.bench.page.png import write_png
 
         picture = "report.png"
         written.append(folder / picture)
-        write_png(results, written[-1])
+        with replacing(written[-1]) as partial:
+            write_png(results, partial)
     written.append(folder / "report.md")
-    written[-1].write_text(markdown(results, picture), encoding="utf-8")
+    with replacing(written[-1]) as partial:
+        partial.write_text(markdown(results, picture), encoding="utf-8")
     return written, missing_packages()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.bench.page.words import NOTHING, number, with_interval
-from paceline.bench.serve.results import STATISTICS, Case, Results
+from paceline.bench.serve.results import STATISTICS, Case, Comparison, Results
 
 _OWN = "paceline bench serve"
 _METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "gap": "gap between chunks", "e2e": "E2E"}
@@ -24,7 +24,7 @@ class Table:
 
 def overview(results: Results) -> Table:
     """One line a load and arm, with the gain over the baseline."""
-    gains = {(c.arm, c.load): c for c in results.comparisons}
+    gains = {(c.arm, c.load): c for c in sorted(results.comparisons, key=lambda c: not c.across)}  # its own run's last
     has = {
         "tok/s a GPU": any(case.per_gpu_tok_s for case in results.cases),
         "tok/pass": any(case.acceptance for case in results.cases),
@@ -40,7 +40,7 @@ def overview(results: Results) -> Table:
         compared = gains.get((case.arm, case.load))
         gain = (compared.throughput_gain or compared.pace_gain) if compared else None
         cells = {
-            "gain": with_interval(gain, "x"),
+            "gain": with_interval(gain, "x") + (" across runs" if gain and compared and compared.across else ""),
             "tok/s a GPU": _value(case.per_gpu_tok_s),
             "tok/pass": number(case.acceptance.mean_length) if case.acceptance else NOTHING,
             "within SLO": f"{case.goodput_share.value:.0%}" if case.goodput_share else NOTHING,
@@ -59,10 +59,12 @@ def _what_speed_is(results: Results) -> str:
     """Only of runs of our own: other tools' are said in their notes."""
     if not any(source.tool == _OWN for source in results.origins):
         return ""
+    counted = "tok/s counts the time in which every user had a request under way (with arrivals: all of it)."
+    if not any(case.leaves_out_tokens for case in results.cases):
+        return counted
     return (
-        "tok/s counts the time in which every user had a request under way (with arrivals: all of it). The end of a "
-        "round, where users have run out of prompts, is left out: output tokens over seconds, and the speeds shown "
-        "while it ran, count it and are mostly lower."
+        f"{counted} The end of a round, where users have run out of prompts, is left out: output tokens over seconds, "
+        "and the speeds shown while it ran, count it and are mostly lower."
     )
 
 
@@ -82,13 +84,17 @@ def comparison(results: Results) -> Table | None:
     if not results.comparisons:
         return None
     rows = [
-        [c.load.label, f"{c.arm} over {c.baseline}", with_interval(c.throughput_gain, "x"),
+        [c.load.label, in_words(c), with_interval(c.throughput_gain, "x"),
          with_interval(c.pace_gain, "x"), with_interval(c.ttft_gain, "x"),
          NOTHING if c.same_texts is None else f"{c.same_texts} of {c.num_pairs}"]
         for c in results.comparisons
     ]  # fmt: skip
     headings = ("load", "arms", "throughput", "pace (TPOT)", "first token (TTFT)", "same text")
     return Table("How many times better, with 95 % intervals", headings, rows)
+
+
+def in_words(compared: Comparison) -> str:
+    return f"{compared.arm} over {compared.baseline}{', across runs' if compared.across else ''}"
 
 
 def latencies(results: Results) -> Table:

@@ -40,6 +40,7 @@ class Server:
     counting: str
     takes_salt: bool
     speculates_by_request: bool
+    refused_drafts: Mapping[str, str]  # of --speculation: number of drafts -> the server's words
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ async def open_arms(
         own = words if words and server.speculates_by_request else [AS_IT_IS]
         if words and own == [AS_IT_IS]:
             notes.append(f"{server.name}: requests cannot choose speculation there; it is measured as it is.")
+        for word, why in server.refused_drafts.items() if own == words else ():
+            raise ConfigurationError(f"--speculation {word}: {server.url} does not take it: {why}")
         for word in own:
             arms.append(_arm(server, word, options, count_tokens, several=len(servers) > 1, shares=len(own) > 1))
     names = [arm.info.name for arm in arms]
@@ -187,6 +190,7 @@ async def _try_out(name: str, url: str, options: ServeOptions, api_key: str | No
         model=model,
         kind=await _kind(control, counters),
         counting=await probe.counting(),
+        refused_drafts=await probe.refused_drafts(options.speculation),
         takes_salt=is_known and options.fresh_prompts and await probe.takes({"cache_salt": "probe"}),
         speculates_by_request=await probe.speculates_by_request(),
     )
@@ -235,6 +239,16 @@ class _Probe:
 
     async def takes(self, fields: Mapping[str, Any]) -> bool:
         return (await self._ask(request_fields("share") | dict(fields))).error is None
+
+    async def refused_drafts(self, words: Sequence[str]) -> dict[str, str]:
+        """Each number of drafts is tried, so that no arm is found out to be impossible after others were measured."""
+        found = {}
+        for word in words:
+            if word not in ("on", "0"):
+                fields = {"speculation": {"num_speculative_tokens": int(word)}}
+                if (error := (await self._ask(request_fields("share") | fields)).error) is not None:
+                    found[word] = error
+        return found
 
     async def speculates_by_request(self) -> bool:
         """It takes the field, and speculates without it."""

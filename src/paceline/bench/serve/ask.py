@@ -79,7 +79,8 @@ async def ask(client: StreamClient, path: str, body: dict[str, Any], tally: Tall
     except TimeoutError:
         listener.error = "no end of the answer within --timeout"
     except PacelineError as error:
-        listener.error = str(error)
+        if not listener.is_done:  # after [DONE] all has been said, however the connection ends
+            listener.error = str(error)
     if listener.error is not None and not listener.end_us:
         listener.end_us = (clock() - listener.started_ns) // 1000
     return listener

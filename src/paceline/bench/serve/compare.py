@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.bench.serve import latency
-from paceline.bench.serve.intervals import Estimate, ratio
+from paceline.bench.serve.intervals import Estimate, rate_ratio, ratio
 from paceline.bench.serve.records import Load, Record
 from paceline.bench.serve.results import BreakEven, Case, Comparison
 
@@ -32,7 +32,7 @@ def compare(case: Case, base: Case, records: Records, *, greedy: bool) -> Compar
     pairs = _pairs(ours, theirs)
     gain = None
     if case.load.kind == "users":  # with arrivals of their own the load decides the throughput, not the server
-        gain = ratio(np.asarray(case.slice_rates), np.asarray(base.slice_rates), paired=False)
+        gain = rate_ratio(case.slices, base.slices)
         gain = gain or _of_values(case.output_tok_s, base.output_tok_s)
     texts = [(one.text_hash, two.text_hash) for one, two in pairs]
     return Comparison(
@@ -98,7 +98,7 @@ def _break_even(arm: str, baseline: str, gains: Mapping[float, Estimate]) -> Bre
 def _in_words(arm: str, baseline: str, gains: Mapping[float, Estimate], users: float | None) -> str:
     """What is shown first; then the loads at which nothing is: no sentence claims what a later one takes back."""
     more, fewer, unsure, even = (
-        [load for load, gain in gains.items() if _verdict(gain) == verdict] for verdict in Verdict
+        [load for load, gain in gains.items() if verdict(gain) == wanted] for wanted in Verdict
     )
     parts = []
     edge = "" if users is None else f"{arm} gains up to about {_at([users])}"
@@ -128,7 +128,7 @@ class Verdict(Enum):
     EVEN = 4  # no interval, and exactly 1
 
 
-def _verdict(gain: Estimate) -> Verdict:
+def verdict(gain: Estimate) -> Verdict:
     low, high = (gain.value if edge is None else edge for edge in (gain.low, gain.high))
     if low == high == 1:
         return Verdict.EVEN

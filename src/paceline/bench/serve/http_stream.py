@@ -48,13 +48,15 @@ def server_url(text: str) -> httpx.URL:
 
 
 class _Connection(asyncio.Protocol):
-    """One exchange at a time; its parser calls back on_headers_complete, on_body and on_message_complete."""
+    """One exchange at a time; its parser calls back on_header, on_headers_complete, on_body and on_message_complete."""
 
     def __init__(self) -> None:
         self.transport: asyncio.WriteTransport | None = None
         self.is_open = False
         self.is_reusable = False
         self.has_received = False
+        self._has_length = False
+        self._ends_by_close = False  # a body without a length or chunks: its end is the connection's
         self._parser: httptools.HttpResponseParser | None = None
         self._finished: asyncio.Future[Answered] | None = None
         self._on_data: OnData | None = None
@@ -67,7 +69,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._finished = asyncio.get_running_loop().create_future()
         self._on_data, self._status, self._error = on_data, 0, b""
-        self.is_reusable = self.has_received = False
+        self.is_reusable = self.has_received = self._has_length = self._ends_by_close = False
         self.transport.write(request)
         return self._finished
 
@@ -94,11 +96,17 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
+        if exc is None and self._ends_by_close and self._finished is not None and not self._finished.done():
+            self._finished.set_result(Answered(self._status, self._error))
         self._fail(StreamError(f"the connection was closed before the answer had ended{f' ({exc})' if exc else ''}"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._has_length |= name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         self._status = self._parser.get_status_code()
+        self._ends_by_close = not self._has_length
 
     def on_body(self, data: bytes) -> None:
         if self._status != 200:

@@ -1,7 +1,8 @@
 """95 % intervals by the bootstrap (percentile method, scipy), repeatable: the generator is seeded.
 
 What is drawn again: requests, for latencies; pairs of requests with the same place and round, for ratios of
-latencies; tenths of a round, for throughput (batch means: they carry what a machine does from minute to minute). An
+latencies; tenths of a round, for throughput (batches: they carry what a machine does from minute to minute), each with
+its tokens and its seconds, since what counts is all tokens over all seconds and rounds are not equally long. An
 interval is about this machine, these prompts and this day; it knows nothing of others.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -56,6 +58,57 @@ def ratio(above: Values, below: Values, *, paired: bool) -> Estimate | None:
         return np.mean(one, axis=axis) / np.maximum(np.mean(two, axis=axis), least)
 
     return _bootstrap((above, below), statistic, paired=paired)
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Stretches of time: tokens a second in each, and its length in seconds."""
+
+    rates: Values
+    seconds: Values
+
+    @property
+    def tokens(self) -> float:
+        return float(np.sum(self.rates * self.seconds))
+
+    def rate(self, places: Any) -> Any:
+        """All tokens over all seconds of the slices at `places` [..., N]."""
+        seconds = self.seconds[places]
+        return np.sum(self.rates[places] * seconds, axis=-1) / np.sum(seconds, axis=-1)
+
+    def __len__(self) -> int:
+        return len(self.rates)
+
+
+def rate(slices: Slices) -> Estimate | None:
+    """Tokens a second over all of them. None without slices."""
+    if not len(slices):
+        return None
+    return _of_slices([slices], slices.rate)
+
+
+def rate_ratio(above: Slices, below: Slices) -> Estimate | None:
+    """Of their rates; as in `ratio`, no resample of `below` counts for less than a thousandth of it."""
+    if not len(above) or not len(below) or not below.tokens > 0:
+        return None
+    least = float(below.rate(np.arange(len(below)))) / 1000
+
+    def statistic(one: Any, two: Any) -> Any:
+        return above.rate(one) / np.maximum(below.rate(two), least)
+
+    return _of_slices([above, below], statistic)
+
+
+def _of_slices(parts: Sequence[Slices], of_places: Callable[..., Any]) -> Estimate:
+    """Slices are drawn again by their places, so that each keeps its tokens and seconds together."""
+    places: list[Any] = [np.arange(len(part)) for part in parts]
+
+    def statistic(*drawn: Any, axis: int = -1) -> Any:
+        return of_places(*drawn)
+
+    if all(np.ptp(part.rates) == 0 for part in parts):
+        return Estimate(float(statistic(*places)))
+    return _bootstrap(places, statistic, paired=False)
 
 
 def _bootstrap(data: Sequence[Values], statistic: Statistic, *, paired: bool) -> Estimate:

@@ -9,7 +9,8 @@
     interactivity  1000 / median TPOT in ms: tokens a second that one user gets
 
 All in milliseconds. Throughput counts tokens by the time they came, within the window in which every user had a
-request under way: the end of a case, where users have run out of prompts, is no load of so many users.
+request under way: the end of a case, where users have run out of prompts, is no load of so many users. Over several
+rounds it is all their tokens over all their seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from paceline.bench.serve.intervals import Slices
 from paceline.bench.serve.records import CaseSpan, Record
 
 Values = npt.NDArray[np.float64]
@@ -93,6 +95,13 @@ class Window:
     def rates(self) -> Values:
         """Tokens a second, slice by slice."""
         return self.slices * (len(self.slices) / self.seconds)
+
+
+def slices(windows: Sequence[Window]) -> Slices:
+    """Of all rounds, one after the other."""
+    rates = [window.rates for window in windows]
+    seconds = [np.full(len(window.slices), window.seconds / len(window.slices)) for window in windows]
+    return Slices(np.concatenate([np.empty(0), *rates]), np.concatenate([np.empty(0), *seconds]))
 
 
 def window(span: CaseSpan, records: Sequence[Record]) -> Window | None:

@@ -1,10 +1,8 @@
-"""Results of any day and of several tools, read from files and put beside each other."""
+"""Results of any day and of several tools, read from files; across.py puts them beside each other."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,8 @@ import msgspec
 
 from paceline.bench.files import read_text
 from paceline.bench.serve import guidellm, vllm_bench
-from paceline.bench.serve.compare import break_even, comparisons
-from paceline.bench.serve.records import SCHEMA, read_raw
-from paceline.bench.serve.results import BENCHMARK, Results, Source, is_own, own_results
+from paceline.bench.serve.records import read_raw
+from paceline.bench.serve.results import Results, is_own, own_results
 from paceline.bench.serve.summary import summarize
 from paceline.errors import ConfigurationError
 
@@ -35,7 +32,7 @@ def read_results(path: Path) -> Results:
         raise
     except (msgspec.ValidationError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise ConfigurationError(
-            f"{path} looks like a benchmark's result, but not like one of this version: {error!r}."
+            f"{path} looks like a benchmark's result, but not like one of this version: {_in_words(error)}."
         ) from None
     if found is None:
         raise ConfigurationError(
@@ -52,12 +49,21 @@ def _read(path: Path, text: str) -> Results | None:
         return _sound(summarize(read_raw(path)))
     contents = _objects(path, text)
     if is_own(contents[0]):
-        return _sound(own_results(contents[0]))
+        return _sound(_of_earlier_version(own_results(contents[0])))
     if guidellm.is_guidellm(contents[0]):
         return _sound(guidellm.read(contents[0], path))
     if vllm_bench.is_vllm(contents[0]):
         return _sound(vllm_bench.read(contents, path))
     return None
+
+
+def _of_earlier_version(results: Results) -> Results:
+    if any(case.num_rounds > 1 and case.slice_rates and not case.slice_seconds for case in results.cases):
+        results.notes.append(
+            "tok/s comes from a bench.json of an earlier version: the mean of its rounds' speeds, not all tokens over "
+            "all seconds. 'paceline bench report FOLDER/requests.jsonl' derives it anew."
+        )
+    return results
 
 
 def _sound(results: Results) -> Results:
@@ -66,11 +72,16 @@ def _sound(results: Results) -> Results:
     _check_sizes({name: content[name] for name in ("arms", "cases", "comparisons", "break_even")})
     results = msgspec.convert(content, Results)
     names = [arm.name for arm in results.arms]
+    for compared in results.comparisons:
+        if not {compared.arm, compared.baseline} <= set(names):
+            raise ValueError(f"a comparison of {compared.arm!r} with {compared.baseline!r}, not among {names}")
     for case in results.cases:
         if case.arm not in names:
             raise ValueError(f"a case of the arm {case.arm!r}, which is not among {names}")
         if not 0 < case.load.value < float("inf"):
             raise ValueError(f"a load of {case.load.value}")
+        if case.slice_seconds and (len(case.slice_seconds) != len(case.slice_rates) or min(case.slice_seconds) <= 0):
+            raise ValueError("slice_seconds that do not fit slice_rates")
     if len(set(names)) < len(names) or (results.baseline is not None and results.baseline not in names):
         raise ValueError(f"arms {names} and the baseline {results.baseline!r}")
     return results
@@ -82,6 +93,15 @@ def _check_sizes(part: Any) -> None:
             _check_sizes(value)
     elif isinstance(part, int | float) and not abs(part) <= _LARGEST:
         raise ValueError("a figure beyond anything that can be measured")
+
+
+def _in_words(error: Exception) -> str:
+    """msgspec's and our own messages are words; those of Python's containers and numbers are not."""
+    if isinstance(error, KeyError):
+        return f"it lacks '{error.args[0]}'"
+    if isinstance(error, ValueError):  # msgspec.ValidationError too
+        return str(error).rstrip(".")
+    return "a part of it is of another kind than expected"
 
 
 def _objects(path: Path, text: str) -> list[Any]:
@@ -109,58 +129,3 @@ def _finite(word: str) -> float:
     if not isfinite(value):
         raise ValueError(f"{word} is not a finite number")
     return value
-
-
-def combine(parts: Sequence[Results], baseline: str | None) -> Results:
-    """All arms in one; names that occur twice get their part's number. Gains are over one baseline for all: the one
-    named, or the last part's."""
-    if len(parts) == 1 and baseline in (None, parts[0].baseline):
-        return parts[0]
-    named = _with_unique_names(parts)
-    cases = [case for part in named for case in part.cases]
-    arms = [arm for part in named for arm in part.arms]
-    names = [arm.name for arm in arms]
-    base = baseline or named[-1].baseline or (names[-1] if len(names) > 1 else None)
-    if base is not None and base not in names:
-        raise ConfigurationError(f"--baseline {base}: the arms are {', '.join(names)}.")
-    compared = comparisons(cases, {}, base, greedy=False)
-    notes = [note for part in named for note in part.notes]
-    if len(parts) > 1:
-        notes.append(
-            "Several runs: they did not take turns, so what lies between them may be the day's and not the arm's."
-        )
-        if not compared:
-            notes.append(f"No load was measured both for {base} and for another arm: there is no gain to show.")
-    return Results(
-        benchmark=BENCHMARK,
-        schema=SCHEMA,
-        tool=", ".join(dict.fromkeys(part.tool for part in named)),
-        environment=named[0].environment,
-        options=named[0].options,
-        arms=arms,
-        baseline=base,
-        notes=list(dict.fromkeys(notes)),
-        cases=cases,
-        comparisons=compared,
-        break_even=break_even(compared),
-        sources=[source for part in named for source in part.origins],
-    )
-
-
-def _with_unique_names(parts: Sequence[Results]) -> list[Results]:
-    often = Counter(arm.name for part in parts for arm in part.arms)
-    found = []
-    for number, part in enumerate(parts, 1):
-        new = {arm.name: f"{arm.name} ({number})" if often[arm.name] > 1 else arm.name for arm in part.arms}
-        found.append(
-            msgspec.structs.replace(
-                part,
-                arms=[msgspec.structs.replace(arm, name=new[arm.name]) for arm in part.arms],
-                cases=[msgspec.structs.replace(case, arm=new[case.arm]) for case in part.cases],
-                baseline=new.get(part.baseline or ""),
-                sources=[
-                    Source(s.tool, s.environment, s.options, [new[name] for name in s.arms]) for s in part.origins
-                ],
-            )
-        )
-    return found

@@ -117,6 +117,25 @@ class Raw(msgspec.Struct):
     records: list[Record]
 
 
+def _line(path: Path, number: int, text: bytes) -> Line:
+    line: Line = _DECODER.decode(text)
+    if isinstance(line, Record) and (problem := _problem(line)):
+        raise ConfigurationError(f"{path}, line {number}: {problem}.")
+    return line
+
+
+def _problem(record: Record) -> str:
+    """Why no figure can be derived from it; '' if one can."""
+    if record.error is None and not record.events:
+        return "a request that neither failed nor has events (when how many tokens came)"
+    before = (0, 0)
+    for micros, tokens in record.events:
+        if micros < before[0] or tokens <= before[1]:
+            return f"events must rise in time and in tokens, and [{micros}, {tokens}] comes after {list(before)}"
+        before = (micros, tokens)
+    return ""
+
+
 class RawWriter:
     def __init__(self, path: Path, header: RunHeader) -> None:
         self.path = path
@@ -133,10 +152,11 @@ class RawWriter:
 
 
 def read_raw(path: Path) -> Raw:
-    """Raises ConfigurationError where the file is not such a run."""
+    """Raises ConfigurationError where the file is not such a run. A last line without an end was being written when the
+    run was killed, and is left out."""
     try:
         with path.open("rb") as file:
-            lines = [_DECODER.decode(line) for line in file if line.strip()]
+            lines = [_line(path, number, line) for number, line in enumerate(file, 1) if line.endswith(b"\n")]
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path} is not a requests.jsonl of paceline bench serve: {error}.") from None
     if not lines or not isinstance(lines[0], RunHeader):

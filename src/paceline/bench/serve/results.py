@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from paceline.bench.serve.intervals import Estimate
+from paceline.bench.files import replacing
+from paceline.bench.serve.intervals import Estimate, Slices
 from paceline.bench.serve.records import SCHEMA, ArmInfo, Load
 
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -61,7 +63,19 @@ class Case(msgspec.Struct):
     acceptance_by_category: dict[str, Acceptance] = {}
     step_seconds: dict[str, float] = {}  # draft, verify, accept, and host (what is in none of them): seconds
     slice_rates: list[float] = []  # tok/s of tenths of rounds, for intervals of ratios
+    slice_seconds: list[float] = []  # how long each of them is
     errors: dict[str, int] = {}
+
+    @property
+    def slices(self) -> Slices:
+        """Files of earlier versions have no seconds: there the speed is the mean over the slices."""
+        seconds = self.slice_seconds or [1.0] * len(self.slice_rates)
+        return Slices(np.asarray(self.slice_rates, dtype=float), np.asarray(seconds, dtype=float))
+
+    @property
+    def leaves_out_tokens(self) -> bool:
+        """Whether some came when not every user had a request under way."""
+        return bool(self.slice_seconds) and self.slices.tokens < self.output_tokens - 0.5
 
     def latency(self, metric: str, statistic: str) -> float | None:
         found = self.latency_ms.get(metric, {}).get(statistic)
@@ -79,6 +93,7 @@ class Comparison(msgspec.Struct):
     ttft_gain: Estimate | None
     same_texts: int | None = None  # of num_pairs answers with the same place in the same round
     num_pairs: int = 0
+    across: bool = False  # the two are of different runs, which did not take turns
 
 
 class BreakEven(msgspec.Struct):
@@ -114,6 +129,7 @@ class Results(msgspec.Struct):
     comparisons: list[Comparison] = []
     break_even: list[BreakEven] = []
     sources: list[Source] = []
+    warnings: list[str] = []  # what must be read before any figure: in what the runs differ
 
     @property
     def origins(self) -> list[Source]:
@@ -131,7 +147,8 @@ BENCHMARK = "serve"
 
 def write_results(path: Path, results: Results) -> None:
     content = msgspec.json.encode(msgspec.to_builtins(results))
-    path.write_bytes(msgspec.json.format(content, indent=1) + b"\n")
+    with replacing(path) as partial:
+        partial.write_bytes(msgspec.json.format(content, indent=1) + b"\n")
 
 
 def is_own(content: Any) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.bench.serve import latency
 from paceline.bench.serve.compare import break_even, comparisons
-from paceline.bench.serve.intervals import Estimate, estimate, percentile
+from paceline.bench.serve.intervals import Estimate, estimate, percentile, rate
 from paceline.bench.serve.records import SCHEMA, ArmInfo, CaseSpan, Counts, Load, Raw, Record
 from paceline.bench.serve.results import BENCHMARK, STATISTICS, Acceptance, Case, Results
 
@@ -57,8 +57,8 @@ def _case(
 ) -> Case:
     good = latency.answered(records)
     windows = [found for span in spans if (found := latency.window(span, _of(span, records))) is not None]
-    rates = np.concatenate([window.rates for window in windows]) if windows else np.empty(0)
-    speed = estimate(rates)
+    slices = latency.slices(windows)
+    speed = rate(slices)
     seconds = sum(span.end_us - span.start_us for span in spans) / 1e6
     concurrency = float(np.mean([latency.mean_concurrency(span, _of(span, records)) for span in spans]))
     users = load.value if load.kind == "users" else concurrency
@@ -87,7 +87,8 @@ def _case(
         goodput_requests_per_second=share.value * len(records) / seconds if share and seconds else None,
         latency_ms=latencies,
         step_seconds=_step_seconds(spans),
-        slice_rates=[float(rate) for rate in rates],
+        slice_rates=slices.rates.tolist(),
+        slice_seconds=slices.seconds.tolist(),
         errors=dict(Counter(record.error for record in records if record.error)),
     )
     _add_acceptance(case, good, spans)

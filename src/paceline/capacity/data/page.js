@@ -109,6 +109,39 @@ function answer(data, input) {
   };
 }
 
+// The plan's own figures, as the command computed them: nothing between grid points, which `answer` interpolates.
+function planned(data) {
+  const plan = data.plan;
+  const made = (f) => f && {
+    tp: f.tp, k: f.k, replicas: f.replicas, gpus: f.gpus, rented: f.rented_gpus, nodes: f.nodes,
+    most: f.most_sequences_per_replica, tokens: f.tokens_per_second, point: operated(f.replica),
+    cost: f.money ? f.money.usd_per_month : null, perMillion: f.money ? f.money.usd_per_million_tokens : null,
+    perMillionOutput: f.money ? f.money.usd_per_million_output_tokens : null,
+    margin: f.money ? f.money.gross_margin : null,
+  };
+  const operated = (p) => ({
+    k: p.k, concurrency: p.concurrency, step: p.step, ttft: p.ttft, tpot: p.tpot, requests: p.requests_per_second,
+    tokens: p.tokens_per_second,
+  });
+  const fleets = plan.fleets.map(made);
+  const sweep = plan.sweep.rows.map((row) => {
+    const points = row.points.map(operated);
+    return { concurrency: row.concurrency, points, best: points.find((p) => p.k === row.best_k), gain: row.gain };
+  });
+  return {
+    fleets, sweep, sweptTp: plan.sweep.tp,
+    plain: made(plan.plain), speculative: made(plan.speculative), alike: made(plan.speculative_at_plain_tp),
+    onlyPlain: (tp) => fleets.find((f) => f.k === 0 && f.tp === tp) || null,
+  };
+}
+
+// What is shown for `input`: at the plan's own question its own answer, elsewhere the grid's.
+function shown(data, input) {
+  const start = initial(data);
+  const isPlan = start.gpu === data.plan.gpu.key && Object.keys(start).every((name) => start[name] === input[name]);
+  return { found: isPlan ? planned(data) : answer(data, input), isPlan };
+}
+
 // ---- the page -------------------------------------------------------------------------------------------------
 
 const OPTIONS = [
@@ -180,6 +213,10 @@ function number(value, digits) {
   return value.toLocaleString("en-US", { maximumFractionDigits: digits, minimumFractionDigits: digits });
 }
 
+function money(value, digits) {
+  return value === null ? "-" : number(value, digits);
+}
+
 function fill(table, headings, rows) {
   table.textContent = "";
   const head = element("tr", null, element("thead", null, table));
@@ -195,7 +232,7 @@ function fleetCells(name, f) {
   return [
     name, f.tp, f.k, f.rented === f.gpus ? f.gpus : `${f.gpus} of ${f.rented} rented`, f.nodes,
     `${f.point.concurrency} (up to ${f.most})`, number(f.point.ttft * 1e3, 0), number(f.point.tpot * 1e3, 1),
-    number(f.tokens, 0), number(f.cost, 0), number(f.perMillionOutput, 2), number(f.perMillion, 2),
+    number(f.tokens, 0), money(f.cost, 0), money(f.perMillionOutput, 2), money(f.perMillion, 2),
     f.margin === null ? "-" : Math.round(f.margin * 100) + " %",
   ];
 }
@@ -257,7 +294,7 @@ function chart(svg, series, xName, yName, logX) {
 }
 
 function show(data, input) {
-  const gpu = data.gpus[input.gpu], found = answer(data, input);
+  const gpu = data.gpus[input.gpu], { found, isPlan } = shown(data, input);
   document.getElementById("verdict").textContent = verdict(data, found, gpu);
   const named = [];
   if (found.plain) named.push(["without speculation", found.plain]);
@@ -282,7 +319,9 @@ function show(data, input) {
     (price ? `Price at the start: ${price.words}. ` : "No price is known for this GPU: the slider is a guess. ") +
     "A month is 730 hours. " +
     (gpu.runsPaceline ? "" : "Paceline's kernels were not written for this GPU: these are its bytes and rates at the same efficiency. ") +
-    "Times are means of the engine, without network and server.";
+    "Times are means of the engine, without network and server. " +
+    (isPlan ? "These are the figures of the command above; away from them the page interpolates between the points of a grid, within about 2 %."
+      : "Interpolated between the points of a grid, within about 2 %; the command gives the exact figures.");
 }
 
 function start(data) {
@@ -307,4 +346,4 @@ function start(data) {
   update();
 }
 
-if (typeof module !== "undefined") module.exports = { answer, initial, operate, fleet };
+if (typeof module !== "undefined") module.exports = { answer, shown, initial, operate, fleet };
