@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from paceline.bench.files import replacing
 from paceline.bench.serve.results import Results
+from paceline.extras import to_install
 
 _NEEDS = {"HTML page": "plotly", "PNG": "matplotlib"}
-_INSTALL = f"{sys.executable} -m pip install '.[report]' in the folder of Paceline's sources"
 
 
 def missing_packages() -> list[str]:
@@ -20,8 +19,8 @@ def missing_packages() -> list[str]:
         return []
     forms = " and ".join(missing)
     return [
-        f"No {forms} will be written: {' and '.join(missing.values())} not installed. {_INSTALL} brings it; "
-        "'paceline bench report FOLDER/bench.json' then makes the report."
+        f"No {forms} will be written: {' and '.join(missing.values())} not installed. {to_install('report')} brings "
+        "it; 'paceline bench report FOLDER/bench.json' then makes the report."
     ]
 
 

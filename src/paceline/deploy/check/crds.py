@@ -15,6 +15,7 @@ from paceline.deploy.check.documents import load_objects
 from paceline.deploy.check.findings import Finding, Json, error, warning
 from paceline.deploy.check.kustomize import SUFFIXES
 from paceline.errors import ConfigurationError
+from paceline.extras import to_install
 
 Key = tuple[str, str]  # apiVersion, kind
 _OBJECT_META = ("apiVersion", "kind", "metadata")
@@ -87,7 +88,7 @@ def _validator(schema: Json) -> Any:
     try:
         from jsonschema import Draft202012Validator, ValidationError, validators
     except ImportError:
-        raise ConfigurationError("Checking against CRDs needs jsonschema: pip install 'paceline[deploy]'.") from None
+        raise ConfigurationError(f"Checking against CRDs needs jsonschema: {to_install('deploy')}.") from None
 
     plain = Draft202012Validator.VALIDATORS["type"]
 

@@ -28,6 +28,7 @@ from paceline.deploy.check.services import selection_findings
 from paceline.deploy.check.together import change_findings, together_findings, volumes_of_runtime
 from paceline.deploy.secrecy import nothing_secret_in_errors, secrets_of
 from paceline.errors import ConfigurationError, did_you_mean
+from paceline.extras import to_install
 
 # Custom resources whose fields have the meaning that they have in Kubernetes' own kinds.
 _LIKE_BUILTIN = (
@@ -176,7 +177,7 @@ def _notes(unchecked: set[str], schemas: CrdSchemas | None) -> list[str]:
     notes = []
     if "Kubernetes' own kinds" in unchecked:
         notes.append(
-            "Kubernetes' own kinds were not checked against their schemas: pip install 'paceline[deploy]' brings them."
+            f"Kubernetes' own kinds were not checked against their schemas: {to_install('deploy')} brings them."
         )
     custom = sorted(unchecked - {"Kubernetes' own kinds"})
     if custom:
@@ -185,7 +186,7 @@ def _notes(unchecked: set[str], schemas: CrdSchemas | None) -> list[str]:
             "ask a cluster with --server."
         )
     if schemas is not None and not schemas.evaluates_cel:
-        notes.append("The CRDs' CEL rules were not evaluated: pip install 'paceline[deploy]' brings the evaluator.")
+        notes.append(f"The CRDs' CEL rules were not evaluated: {to_install('deploy')} brings the evaluator.")
     return notes
 
 

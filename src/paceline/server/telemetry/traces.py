@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from paceline.errors import ConfigurationError
+from paceline.extras import to_install
 from paceline.server.telemetry.record import RequestRecord
 
 _EXPORT_SECONDS = 2.0
@@ -36,7 +37,7 @@ class Traces:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
             raise ConfigurationError(
-                "--otlp-traces-endpoint needs OpenTelemetry, which is not installed: pip install 'paceline[otel]'."
+                f"--otlp-traces-endpoint needs OpenTelemetry, which is not installed: {to_install('otel')}."
             ) from None
         self._model = model
         self._provider = TracerProvider(resource=Resource.create({"service.name": "paceline"}))
