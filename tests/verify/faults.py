@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline import LLM
 from paceline.config import EngineConfig
 from paceline.engine.engine import Engine
-from paceline.layers.sampling import Law, SamplingBatch
+from paceline.layers.sampling import Law, Peaks, SamplingBatch
 from paceline.plan import RowPlan, StepPlan, StepResult
 from paceline.speculative.acceptance import Acceptance, make_acceptance
 from paceline.speculative.decoder import SpeculativeDecoder
@@ -94,8 +94,8 @@ class Recording:
     def select(self, rows: list[int]) -> Recording:
         return Recording(self._inner.select(rows), self._argmax, [self._rows[row] for row in rows], self.log)
 
-    def law(self, logits: Tensor, drafts: Tensor, first_place: int = 0) -> Law:
-        law = self._inner.law(logits, drafts, first_place)
+    def law(self, logits: Tensor, drafts: Tensor, first_place: int = 0, peaks: Peaks | None = None) -> Law:
+        law = self._inner.law(logits, drafts, first_place, peaks)
         if law.probs is None:
             return law
         rows = [self._rows[row] for row in law.random_rows.tolist()]
