@@ -211,3 +211,14 @@ def test_padded_costs_never_fall_and_round_up() -> None:
     costs = PaddedCosts([1, 4], [0, 2], [[2.0, 1.0], [1.0, 3.0]])
     assert costs.table == [[1.25, 1.5], [1.25, 3.0]] or all(row == sorted(row) for row in costs.table)
     assert costs.seconds(2, 1, 0.0) == costs.table[1][1]
+
+
+def test_rows_shorter_than_the_measured_ones_cost_less_each_and_never_less_than_nothing() -> None:
+    """What a row costs beside its tokens is mostly its context; left too high it makes further drafts look cheap."""
+    costs = RaggedCosts(Curve([1, 64], [10e-3, 100e-3]), Curve([1, 64], [1e-3, 5e-3]), row_seconds=2e-3, context=128.0)
+    costs.target_position = 15e-6
+    measured, short, long = (costs.verifying(8, 0, 8.0 * positions) for positions in (128, 48, 208))
+    assert measured - short == pytest.approx(8 * 80 * 15e-6)
+    assert long - measured == pytest.approx(8 * 80 * 15e-6)
+    costs.target_position = 1.0  # a bad measurement
+    assert costs.verifying(8, 0, 0.0) == pytest.approx(costs.verify(8))

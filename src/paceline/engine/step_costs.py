@@ -174,8 +174,8 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
 
     def verifying(self, num_rows: int, more_tokens: int, positions: float, padded: int = 0) -> float:
         reading = (positions - num_rows * self.context) * self.target_position
-        own = num_rows * self.row_seconds + padded * self.padding_seconds
-        return self.verify(num_rows + more_tokens) + own + max(0.0, reading)
+        own = max(0.0, num_rows * self.row_seconds + reading)  # rows of few positions cost less than the measured ones
+        return self.verify(num_rows + more_tokens) + own + padded * self.padding_seconds
 
     def drafting(self, active: Seq[int], lag: int = 0) -> float:
         if not active or not active[0]:
