@@ -7,7 +7,9 @@ A server that answers by the clock (fake_server.py) runs in a process of its own
 left. The clocks of both processes are one (CLOCK_MONOTONIC), so what the client adds is known chunk by chunk:
 
     delay      received - sent: socket, event loop and what else stands before the stamp
-    gap error  (gap between two chunks as received) - (as sent): what a client adds to ITL
+    lag        read - sent: when the client got to the chunk; the same as the delay where it has no other clock
+    gap error  (gap between two chunks as received) - (as sent): what a client adds to a pause
+    ITL        as bench serve reports it; as sent: the gaps between the stamps that the server wrote
 
 Two patterns: `steps`, all streams' chunks at once, as an engine's step sends them; `spread`, every stream on its own
 clock. General clients (httpx, and aiohttp where it is installed) are measured beside it, at the same load.
@@ -31,13 +33,16 @@ import numpy as np
 import uvloop
 from common import record
 
+from paceline.bench.serve import latency
 from paceline.bench.serve.ask import Listener, now_ns
 from paceline.bench.serve.counting import UsageTally
 from paceline.bench.serve.http_stream import StreamClient, server_url
+from paceline.bench.serve.load import quiet_collector
+from paceline.bench.serve.records import Load, Record
 
 _SENT = re.compile(rb'"sent_ns":(\d+)')
 _PATH = "/v1/chat/completions"
-Heard = list[tuple[int, bytes]]  # when, and what
+Heard = list[tuple[int, int, bytes]]  # received, by the client's stamp; read; and what
 Stream = Callable[[dict[str, Any]], Awaitable[tuple[int, Heard]]]  # body -> start, what was heard
 
 
@@ -49,7 +54,7 @@ def paceline_client(url: str) -> Stream:
         listener, heard = Listener(UsageTally(), now_ns()), []
 
         def on_data(now: int, data: bytes) -> None:
-            heard.append((now, data))
+            heard.append((now, now_ns(), data))
             listener.on_data(now, data)
 
         answered = await client.post(_PATH, json.dumps(body).encode(), on_data)
@@ -68,7 +73,7 @@ def httpx_client(url: str) -> Stream:
         start, heard = now_ns(), []
         async with client.stream("POST", _PATH, json=body) as response:
             async for data in response.aiter_raw():
-                heard.append((now_ns(), data))
+                heard.append((now := now_ns(), now, data))
         return start, heard
 
     return stream
@@ -85,7 +90,7 @@ def aiohttp_client(url: str) -> Stream:
         start, heard = now_ns(), []
         async with sessions[0].post(url + _PATH, json=body) as response:
             async for data in response.content.iter_any():
-                heard.append((now_ns(), data))
+                heard.append((now := now_ns(), now, data))
         return start, heard
 
     return stream
@@ -98,31 +103,42 @@ async def load(stream: Stream, streams: int, tokens: int) -> tuple[list[tuple[in
     """What each stream heard, wall seconds, and the process's CPU seconds."""
     body = {"model": "by-the-clock", "messages": [{"role": "user", "content": "go"}], "max_tokens": tokens}
     await asyncio.gather(*(stream(body | {"max_tokens": 1}) for _ in range(streams)))  # connections stand
-    wall, cpu = time.perf_counter(), time.process_time()
-    found = await asyncio.gather(*(stream(body) for _ in range(streams)))
-    return found, time.perf_counter() - wall, time.process_time() - cpu
+    async with quiet_collector():  # as bench serve does
+        wall, cpu = time.perf_counter(), time.process_time()
+        found = await asyncio.gather(*(stream(body) for _ in range(streams)))
+        return found, time.perf_counter() - wall, time.process_time() - cpu
 
 
 def figures(found: list[tuple[int, Heard]], wall: float, cpu: float) -> dict[str, Any]:
-    delays, errors, theirs, ours, chunks = [], [], [], [], 0
+    delays, lags, errors, theirs, ours, chunks = [], [], [], [], [], 0
     for _, heard in found:
-        pairs = [(now, int(sent)) for now, data in heard for sent in _SENT.findall(data)]
-        received, sent = np.asarray(pairs, dtype=np.int64).T / 1e6
-        chunks += len(pairs)
+        times = [(now, read, int(sent)) for now, read, data in heard for sent in _SENT.findall(data)]
+        received, read, sent = np.asarray(times, dtype=np.int64).T / 1e6
+        chunks += len(times)
         delays.append(received - sent)
-        ours.append(np.diff(received))
+        lags.append(read - sent)
+        ours.append(_itl(received))
         theirs.append(np.diff(sent))
-        errors.append(np.abs(ours[-1] - theirs[-1]))
+        errors.append(np.abs(np.diff(received) - theirs[-1]))
     return {
         "tokens": chunks,
         "tokens_per_second": chunks / wall,
         "client_cpu_us_per_token": cpu / chunks * 1e6,
         "client_core_share": cpu / wall,
         "delay_ms": _spread(delays),
+        "lag_ms": _spread(lags),
         "itl_ms_as_sent": _spread(theirs),
         "itl_ms_as_received": _spread(ours),
         "gap_error_ms": _spread(errors),
     }
+
+
+def _itl(received: Any) -> Any:
+    """By the benchmark's own arithmetic: tokens that came at one time share the gap before them."""
+    times, counts = np.unique((received * 1e3).astype(np.int64), return_counts=True)
+    events = list(zip((times - times[0]).tolist(), np.cumsum(counts).tolist(), strict=True))
+    heard = Record("paceline", Load("users", 1), 0, 0, 0, "", 0, start_us=0, events=events)
+    return np.asarray(latency.itl(heard))
 
 
 def _spread(parts: list[Any]) -> dict[str, float]:
@@ -158,6 +174,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     print(f"{'client':10} {'clock':7} {'tok/s':>8} {'µs/tok':>7} {'core':>5} {'delay ms p50':>13} {'p99':>6}  "
+          f"{'lag p50':>7} {'p99':>6}  "
           f"{'ITL ms p50 p99, sent':>21} {'received':>13} {'|error| p50':>12} {'p99':>6}")  # fmt: skip
     for client in options.clients.split(","):
         if client not in CLIENTS or find_spec(client) is None:
@@ -171,6 +188,7 @@ def main() -> None:
             print(
                 f"{client:10} {clock:7} {row['tokens_per_second']:8,.0f} {row['client_cpu_us_per_token']:7.1f} "
                 f"{row['client_core_share']:5.0%} {delay['p50']:13.2f} {delay['p99']:6.2f}  "
+                f"{row['lag_ms']['p50']:7.2f} {row['lag_ms']['p99']:6.2f}  "
                 f"{sent['p50']:14.2f} {sent['p99']:6.2f} {received['p50']:6.2f} {received['p99']:6.2f} "
                 f"{error['p50']:12.2f} {error['p99']:6.2f}"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -132,14 +133,14 @@ class Canned(asyncio.Protocol):
 
 
 @contextmanager
-def canned_server(reply: Reply) -> Iterator[tuple[str, list[tuple[str, Json, str]]]]:
+def canned_server(reply: Reply, tls: ssl.SSLContext | None = None) -> Iterator[tuple[str, list[tuple[str, Json, str]]]]:
     """Its address, and what it was asked; runs in a thread with a loop of its own."""
     loop, seen, ready = asyncio.new_event_loop(), [], threading.Event()
     address: list[str] = []
 
     async def start() -> None:
-        server = await loop.create_server(lambda: Canned(reply, seen), "127.0.0.1", 0)
-        address.append(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        server = await loop.create_server(lambda: Canned(reply, seen), "127.0.0.1", 0, ssl=tls)
+        address.append(f"http{'s' if tls else ''}://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         ready.set()
 
     def work() -> None:

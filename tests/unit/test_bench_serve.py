@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from paceline.bench.page import renderers
 from paceline.bench.serve import latency
 from paceline.bench.serve.ask import Listener, ask, fill, now_ns, speculation_counts
 from paceline.bench.serve.compare import break_even
+from paceline.bench.serve.connection import StampedConnection, TransportConnection
 from paceline.bench.serve.counters import Counters, parse_counters
 from paceline.bench.serve.counting import TextTally, make_tally, shared
 from paceline.bench.serve.http_stream import StreamClient, StreamError, server_url
@@ -173,9 +175,12 @@ def test_connections_are_kept_and_one_closed_meanwhile_is_replaced() -> None:
     async def three(client: StreamClient) -> list[str | None]:
         first = await answer(client)
         second = await answer(client)  # on the same connection
-        for connection in client._free:
-            assert connection.transport is not None
-            connection.transport.abort()  # as a server does to idle connections; not noticed until the next send
+        (kept,) = client._free
+        if isinstance(kept, TransportConnection):
+            cast(asyncio.Transport, kept._transport).abort()
+        else:
+            cast(StampedConnection, kept)._socket.shutdown(socket.SHUT_RDWR)
+        # as a server does to idle connections; not noticed until the next send
         return [first.error, second.error, (await answer(client)).error]
 
     errors, _ = exchange(lambda path, body: [chunked(chunk(" a", tokens=1), b"data: [DONE]\n\n")], three)

@@ -63,6 +63,15 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="kind"):
     notes: list[str] = []
 
 
+class Reads(msgspec.Struct):
+    """How this client got to know when data arrived (arrival.py), over one case."""
+
+    count: int = 0
+    own_time: int = 0  # without a stamp of the kernel: the time at which they were read counts
+    late: int = 0  # read more than 10 ms after they had arrived
+    longest_lag_us: int = 0  # between arrival and reading, where it is known
+
+
 class CaseSpan(msgspec.Struct, tag="case", tag_field="kind"):
     """`counters`: by how much the server's counters rose while the case ran; empty if they cannot be read."""
 
@@ -75,6 +84,7 @@ class CaseSpan(msgspec.Struct, tag="case", tag_field="kind"):
     end_us: int
     counters: dict[str, float] = {}
     accepted_per_position: list[float] = []
+    reads: Reads | None = None
 
 
 class Record(msgspec.Struct, tag="request", tag_field="kind", omit_defaults=True):

@@ -153,12 +153,14 @@ class _Session:
 
         before = await read_counters(arm.server.control)
         async with quiet_collector():
+            arm.server.stream.arrivals.taken()
             start = self._clock()
             if load.kind == "rate":
                 await open_loop(arrivals(load.value, len(jobs), seed), converse)
             else:
                 await closed_loop(int(load.value), len(jobs), converse)
             end = self._clock()
+            reads = arm.server.stream.arrivals.taken()
         risen = (await read_counters(arm.server.control)).since(before)
         records = [fill(record, listener) for record, listener in heard]
         records.sort(key=lambda record: (record.number, record.turn))
@@ -172,6 +174,7 @@ class _Session:
             end_us=self._micros(end),
             counters=dict(risen.values),
             accepted_per_position=list(risen.accepted_per_position),
+            reads=reads,
         )
         self._place += 1
         self._watcher.case_over()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from paceline.bench.serve import latency
+from paceline.bench.serve.arrival_notes import arrival_notes
 from paceline.bench.serve.compare import break_even, comparisons
 from paceline.bench.serve.intervals import Estimate, estimate, percentile, rate
 from paceline.bench.serve.records import SCHEMA, ArmInfo, CaseSpan, Counts, Load, Raw, Record
@@ -200,6 +201,7 @@ def _notes(raw: Raw, cases: Sequence[Case]) -> list[str]:
             f"{len(odd)} answers carried another number of tokens in their chunks than in their usage: for example "
             f"{odd[0].num_tokens} and {odd[0].completion_tokens}."
         )
+    found += arrival_notes(raw.spans)
     preempted = sum(span.counters.get("preemptions", 0) for span in raw.spans)
     if preempted:
         found.append(f"{preempted:g} sequences were preempted for want of KV blocks: the server's cache is small.")
