@@ -35,10 +35,9 @@ from paceline.bench.serve.reading import read_results
 from paceline.bench.serve.records import Load, RawWriter, read_raw
 from paceline.bench.serve.results import Comparison
 from paceline.bench.serve.summary import summarize
-from paceline.cli import claim
 from paceline.cli.app import app
 from paceline.cli.termination import sigterm_as_ctrl_c
-from paceline.cli.writing import NewFolder
+from paceline.cli.writing import OutFolder, claimed_file, write_whole
 from paceline.errors import ConfigurationError, PacelineError
 
 NOBODY = "http://127.0.0.1:9"  # discard: no server of any test
@@ -169,20 +168,47 @@ def test_a_signal_says_what_is_kept_and_leaves_no_half_file(
 
 
 def test_two_runs_cannot_share_a_folder_and_a_dead_one_holds_none(tmp_path: Path) -> None:
-    with NewFolder(tmp_path / "out"):
-        with pytest.raises(ConfigurationError, match=r"--out .*another run writes there now"):
-            NewFolder(tmp_path / "out")
-        assert [path.name for path in (tmp_path / "out").iterdir()] == [claim.NAME]
-    assert not (tmp_path / "out").exists()
+    out = tmp_path / "out"
+    with OutFolder(out):
+        with pytest.raises(
+            ConfigurationError, match=rf"--out .*another run writes there now \(process {os.getpid()}, "
+        ):
+            OutFolder(out)
+        (lock,) = out.iterdir()
+    assert not out.exists()
     code = (
-        "import os, sys, pathlib; from paceline.cli.claim import Claim; Claim(pathlib.Path(sys.argv[1])); os._exit(9)"
+        "import os, sys; from pathlib import Path; from paceline.claim import Claim; Claim(Path(sys.argv[1]), '', '')"
     )
-    (tmp_path / "out").mkdir()
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], check=False).returncode == 9
-    assert (tmp_path / "out" / claim.NAME).exists()  # a crash takes no file away
-    with NewFolder(tmp_path / "out") as folder:
+    out.mkdir()
+    ended = subprocess.run([sys.executable, "-c", f"{code}; __import__('os')._exit(9)", str(lock)], check=False)
+    assert ended.returncode == 9
+    assert lock.exists()  # a crash takes no file away
+    with OutFolder(out) as folder:
         (folder.path / "requests.jsonl").touch()
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["requests.jsonl"]
+    assert [path.name for path in out.iterdir()] == ["requests.jsonl"]
+
+
+def test_two_runs_cannot_write_one_file_by_whatever_name(tmp_path: Path) -> None:
+    """bench offline, verify: nothing is made, nothing is left, and a name that leads to the file is the file."""
+    (tmp_path / "link.json").symlink_to(tmp_path / "a.json")
+    for first, second in (("a.json", "a.json"), ("a.json", "link.json"), ("link.json", "a.json")):
+        with claimed_file(tmp_path / first), claimed_file(tmp_path / "b.json"):
+            with pytest.raises(ConfigurationError, match=r"--json .*writes there now .*another file, or wait"):
+                claimed_file(tmp_path / second, "--json").__enter__()
+            assert not (tmp_path / "a.json").exists()
+            write_whole(tmp_path / first, "whole")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "link.json"]
+        (tmp_path / "a.json").unlink()
+    os.mkfifo(tmp_path / "pipe")
+    with claimed_file(tmp_path / "pipe"), claimed_file(tmp_path / "pipe"), claimed_file(None), claimed_file(None):
+        pass  # a pipe may have many writers
+
+
+def test_a_claim_tells_commands_and_no_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/paceline", "bench", "offline", "--model", "secret"])
+    with claimed_file(tmp_path / "a.json"):
+        (lock,) = tmp_path.iterdir()
+        assert re.fullmatch(rf"process {os.getpid()}, paceline bench offline, since \S+ \S+ UTC\n", lock.read_text())
 
 
 def test_offline_ends_by_sigterm_as_by_ctrl_c() -> None:

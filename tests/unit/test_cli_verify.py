@@ -64,7 +64,7 @@ def test_the_exit_status_is_the_verdict_and_the_files_are_written(
         (("--num-speculative-tokens", "0"), "nothing to verify"),
         (("--only", "nothing"), "law, parity, seeds"),
         (("--prompts", "/no/such/file"), "cannot be read"),
-        (("--html", "/no/such/folder/x.html"), "in a folder that exists"),
+        (("--html", "/no/such/folder/x.html"), "x.html' cannot be written: No such file"),
         (("--baseline-url", "http://127.0.0.1:1"), "give both"),
         (("--url", "http://127.0.0.1:1", "--max-num-seqs", "3"), "--max-num-seqs cannot change it"),
         (("--url", "http://127.0.0.1:1"), "does not answer"),

@@ -218,7 +218,7 @@ def test_ctrl_c_leaves_a_state_that_goes_on(target: Path, tmp_path: Path) -> Non
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     with (
         claim(tmp_path / "draft", {"seed": 1}, overwrite=False, resume=False),
-        pytest.raises(ConfigurationError, match="Another process"),
+        pytest.raises(ConfigurationError, match="another run writes there now"),
         claim(tmp_path / "draft", {"seed": 1}, overwrite=False, resume=False),
     ):
         pass

@@ -14,7 +14,7 @@ from paceline.cli.finite import App
 from paceline.cli.given import refuse_unused
 from paceline.cli.lists import refuse_twice, whole_numbers
 from paceline.cli.termination import sigterm_as_ctrl_c
-from paceline.cli.writing import check_file, write_whole
+from paceline.cli.writing import claimed_file, write_whole
 from paceline.errors import ConfigurationError
 
 bench_app = App(no_args_is_help=True, help="Measure speed: of a running server, or of the engine alone.")
@@ -108,8 +108,6 @@ def offline(
         refuse_unused(ctx, "--draft ngram has no model", only=_OF_DRAFT)
     if bandwidth is not None and (problem := Bounds(1e-3, 1e6, "GB/s").problem("--bandwidth", bandwidth)):
         raise ConfigurationError(problem)
-    if out is not None:
-        check_file(out)
     acceptance = None
     if synthetic_acceptance is not None or synthetic_acceptance_length is not None:
         acceptance = SyntheticAcceptance(synthetic_acceptance, synthetic_acceptance_length)
@@ -154,7 +152,7 @@ def offline(
         seed=seed,
     )
     cases: list[Any] = []
-    with sigterm_as_ctrl_c():
+    with sigterm_as_ctrl_c(), claimed_file(out):
         try:
             _run(models, sweep, bandwidth, out, cases)
         except KeyboardInterrupt:

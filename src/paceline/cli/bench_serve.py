@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.lists import numbers, parts, refuse_twice, short
-from paceline.cli.writing import NewFolder, make_folder, refusal
+from paceline.cli.writing import OutFolder, refusal
 from paceline.errors import ConfigurationError, PacelineError
 
 if TYPE_CHECKING:
@@ -182,8 +182,7 @@ def report(
     if twice := [path for path in files if resolved.count(path.resolve()) > 1]:
         raise ConfigurationError(f"'{twice[0]}' is given twice: a run tells nothing beside itself.")
     results = combine([read_results(path) for path in files], baseline)
-    make_folder(out)
-    with sigterm_as_ctrl_c():
+    with sigterm_as_ctrl_c(), OutFolder(out, is_new=False):
         _show(results, results.notes)
         _write_report(results, out)
 
@@ -194,7 +193,7 @@ def _run(options: Any, out: Path | None, api_key: str | None) -> None:
     from paceline.cli.termination import sigterm_as_ctrl_c
 
     folder = out or Path(f"paceline-bench-{datetime.now(UTC):%Y%m%d-%H%M%S}")
-    with sigterm_as_ctrl_c(), NewFolder(folder):
+    with sigterm_as_ctrl_c(), OutFolder(folder):
         show_notes(missing_packages())
         broken = _measure(options, folder / "requests.jsonl", api_key)
         _conclude(folder, broken)

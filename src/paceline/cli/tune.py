@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.table import Table
 from paceline.cli.console import console, make_console, say, show_notes
 from paceline.cli.options import model_or_default_pair
 from paceline.cli.verify import read_prompts
-from paceline.errors import ConfigurationError
+from paceline.cli.writing import OutFolder, write_whole
 from paceline.tune.run import Options, Tuning, tune
 from paceline.tune.schedule import shown_batches
 
@@ -25,14 +26,14 @@ def run_tune(
     raw: bool,
 ) -> None:  # fmt: skip
     arguments = model_or_default_pair(model, engine)
-    if out is not None and out.exists() and not out.is_dir():
-        raise ConfigurationError(f"--out {out} is a file; give a folder.")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    found = tune(Options(arguments, read_prompts(prompts), max_tokens, temperature, raw), say)
-    make_console().print(table(found))
-    show_notes(found.notes)
-    if out is not None:
-        write(found, out)
+    options = Options(arguments, read_prompts(prompts), max_tokens, temperature, raw)
+    with nullcontext() if out is None else OutFolder(out, is_new=False):
+        found = tune(options, say)
+        make_console().print(table(found))
+        show_notes(found.notes)
+        if out is not None:
+            write(found, out)
 
 
 def table(found: Tuning) -> Table:
@@ -52,7 +53,6 @@ def table(found: Tuning) -> Table:
 
 def write(found: Tuning, folder: Path) -> None:
     """Two speculative_configs: one for each engine."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in zip(FILES, (found.paceline_config(), found.vllm_config()), strict=True):
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_whole(folder / name, json.dumps(content, indent=1) + "\n")
         console.print(f"Written: {folder / name}", soft_wrap=True, markup=False)

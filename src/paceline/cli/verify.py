@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from rich.table import Table
 
 from paceline.arguments import DEFAULT_DRAFT, DEFAULT_MODEL
 from paceline.cli.console import console
+from paceline.cli.writing import claimed_file, write_whole
 from paceline.errors import ConfigurationError, InvalidRequestError
 from paceline.verify.cases import METHODS
 from paceline.verify.page import page
@@ -34,16 +35,21 @@ class Files:
     json: Path | None
     html: Path | None
 
-    def check(self) -> None:
-        """Before minutes of work: can the report be written?"""
-        for option, path in (("--json", self.json), ("--html", self.html)):
-            if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-                raise ConfigurationError(f"{option} {path} cannot be written: give a file in a folder that exists.")
+    @contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Before minutes of work: can the report be written, and by nobody else meanwhile?"""
+        if self.json is not None and self.html is not None and self.json.resolve() == self.html.resolve():
+            raise ConfigurationError(f"--json and --html name one file, {self.json}: give each its own.")
+        with claimed_file(self.json, "--json"), claimed_file(self.html, "--html"):
+            yield
 
     def write(self, report: Report) -> None:
-        for path, text in ((self.json, report.to_json), (self.html, lambda: page(report))):
+        for option, path, text in (
+            ("--json", self.json, report.to_json),
+            ("--html", self.html, lambda: page(report)),
+        ):
             if path is not None:
-                path.write_text(text(), encoding="utf-8")
+                write_whole(path, text(), option)
                 console.print(f"Written: {escape(str(path))}", soft_wrap=True)
 
     def read_prompts(self) -> list[str | list[int]] | None:
@@ -65,11 +71,11 @@ class Choices:
 
 def run_verify(model: str | None, engine: dict[str, Any], choices: Choices, files: Files) -> int:
     options = make_options(model, engine, choices, files.read_prompts())
-    files.check()
     _quiet()
-    with Bar() as bar:
-        report = verify(options, progress=bar)
-    return finish(report, files)
+    with files.claimed():
+        with Bar() as bar:
+            report = verify(options, progress=bar)
+        return finish(report, files)
 
 
 def run_verify_url(
@@ -91,10 +97,10 @@ def run_verify_url(
     _refuse_choices(choices)
     dtype, seed = engine.get("dtype", "float32"), engine.get("seed", 0)
     options = RemoteOptions(url, baseline_url, model, files.read_prompts(), dtype=dtype, seed=seed)
-    files.check()
-    with Bar() as bar:
-        report = verify_server(options, progress=bar)
-    return finish(report, files)
+    with files.claimed():
+        with Bar() as bar:
+            report = verify_server(options, progress=bar)
+        return finish(report, files)
 
 
 def _refuse_choices(choices: Choices) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Self
 
-from paceline.cli.claim import NAME, Claim
+from paceline.claim import Claim
 from paceline.errors import ConfigurationError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # said, with exit status 1, by whoever runs commands
+_LOCK = ".paceline-bench.lock"
 
 
 def refusal(option: str, path: Path, error: OSError) -> Exception:
@@ -65,18 +68,40 @@ def make_folder(path: Path, option: str = "--out") -> None:
     check_folder(path, option)
 
 
-class NewFolder:
+@contextmanager
+def claimed_file(path: Path | None, option: str = "--out") -> Iterator[None]:
+    """This process's alone, and known to be writable, while the work goes on that fills it. None: nothing to claim.
+
+    Raises ConfigurationError if it cannot be written, or if another run writes it."""
+    if path is None:
+        yield
+        return
+    check_file(path, option)
+    target = path.resolve()  # one file by two names is one file
+    if target.exists() and not target.is_file():  # a pipe, /dev/stdout: many may write there
+        yield
+        return
+    try:
+        claim = Claim(target.with_name(f".{target.name}.lock"), f"{option} '{path}'", "Give another file")
+    except OSError as error:
+        raise refusal(option, path, error) from None
+    with claim:
+        yield
+
+
+class OutFolder:
     """A folder for results: made before the work and this process's alone until it ends; taken away (with the parents
     made for it) if it stays empty."""
 
-    def __init__(self, path: Path, option: str = "--out") -> None:
-        """Raises ConfigurationError if it cannot be made or written to, holds something, or is another run's."""
+    def __init__(self, path: Path, option: str = "--out", *, is_new: bool = True) -> None:
+        """Raises ConfigurationError if it cannot be made or written to, is another run's, or (`is_new`) holds
+        something."""
         self.path = path
         try:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             make_folder(path, option)
-            self._claim = Claim(path, option)
-            if any(entry.name != NAME for entry in path.iterdir()):
+            self._claim = Claim(path / _LOCK, f"{option} '{path}'", "Give another folder")
+            if is_new and any(entry.name != _LOCK for entry in path.iterdir()):
                 self._claim.release()
                 raise ConfigurationError(f"{option} '{path}' is not empty: give a new folder.")
         except OSError as error:

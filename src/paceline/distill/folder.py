@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 import torch
-from filelock import FileLock, Timeout
 
+from paceline.claim import Claim
 from paceline.distill.recipe import DistillRecipe
 from paceline.errors import ConfigurationError
 
@@ -116,7 +116,7 @@ def claim(out: Path, asked: dict[str, Any], *, overwrite: bool, resume: bool) ->
         )
     try:
         folder.state.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.state / "lock", timeout=0):
+        with Claim(folder.state / "lock", f"--out '{out}'", "Give another folder"):
             if overwrite:
                 _clear(folder)
             if record.exists():
@@ -126,8 +126,6 @@ def claim(out: Path, asked: dict[str, Any], *, overwrite: bool, resume: bool) ->
                 unfinished.write_text(json.dumps(asked, indent=1) + "\n")
                 os.replace(unfinished, record)
             yield folder
-    except Timeout:
-        raise ConfigurationError(f"Another process is distilling into {out}.") from None
     except PermissionError as error:
         raise ConfigurationError(f"--out {out} cannot be written to: {error}.") from None
 
