@@ -36,6 +36,7 @@ from paceline.kernels.triton_support import (
 )
 
 _MAX_SPLITS = 16
+_SHORT = 512  # keys
 _COMBINED = 4096  # elements of partial results that one program puts together
 _PROGRAMS = 264  # aimed at: two on each of an H200's 132 multiprocessors
 _FP8_MAX = 448.0
@@ -194,13 +195,19 @@ def _combine_kernel(
 class Tile(NamedTuple):
     keys: int
     stages: int
+    warps: int = 4
 
 
-def tile_for(num_rows: int, head_dim: int) -> Tile:
-    """For a tile of `num_rows` queries times heads; measured on an H200, docs/performance.md."""
+def tile_for(num_rows: int, head_dim: int, cache_bytes: int, longest: int) -> Tile:
+    """For a tile of `num_rows` queries times heads, elements of `cache_bytes` and at most `longest` keys a row;
+    measured on an H200, docs/performance.md."""
     if head_dim <= 64:
         return Tile(128, 3)
-    return Tile(64, 3) if num_rows <= 16 else Tile(128, 2)
+    if cache_bytes == 1:  # converting, not reading, takes the time: small tiles keep more programs at it
+        return Tile(32, 5, 4 if num_rows <= 16 else 2)
+    if num_rows <= 16:
+        return Tile(64, 3)
+    return Tile(64, 3, 2) if longest <= _SHORT else Tile(128, 2)
 
 
 def num_splits_for(num_rows: int, num_kv_heads: int, max_kv_len: int, tile_keys: int) -> int:
@@ -240,8 +247,8 @@ def paged_attention(
     kv_lens = kv_lens.contiguous()
     group = num_heads // num_kv_heads
     block_m = max(16, triton.next_power_of_2(query_len * group))
-    tile = tile_for(block_m, head_dim)
     longest = max_kv_len or block_tables.shape[1] * block_size
+    tile = tile_for(block_m, head_dim, kv_layer.element_size(), longest)
     splits = num_splits or num_splits_for(num_rows, num_kv_heads, longest, tile.keys)
     block_d, window_or_0 = triton.next_power_of_2(head_dim), window or 0
     device = q.device
@@ -255,7 +262,7 @@ def paged_attention(
             block_tables.stride(0), num_heads, softmax_scale * k_scale * _LOG2_E, v_scale, splits,
             Q=query_len, GROUP=group, D=head_dim, BLOCK_SIZE=block_size, WINDOW=window_or_0,
             BLOCK_M=block_m, BLOCK_D=block_d, BLOCK_N=tile.keys, STAGES=tile.stages, WHOLE=whole,
-            PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **launch_options(q, num_warps=4),
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **launch_options(q, num_warps=tile.warps),
         )  # fmt: skip
 
     if whole:  # enough rows to fill the card: nothing to put together
