@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that one GPU has to show, in one call: tests on the card, then the 70B shape with a 1B draft in FP8.
 #   benchmarks/one_gpu.sh [FOLDER]      results and logs go to FOLDER, default benchmarks/results
-# Each part has its own time limit and none stops the others; about eight minutes on an H200.
+# Each part has its own time limit and none stops the others; about ten minutes on an H200.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-benchmarks/results}
@@ -18,7 +18,7 @@ part() { # part NAME SECONDS COMMAND ...: run, keep the log, say how it ended
     tail -n 3 "$out/$name.log" | cut -c 1-200
 }
 
-part gpu-tests-captured 120 python3 -m pytest -q -p no:cacheprovider tests/model/test_captured.py tests/model/test_engine_pitfalls.py
+part gpu-tests-captured 240 python3 -m pytest -q -p no:cacheprovider tests/model/test_captured.py tests/model/test_engine_pitfalls.py
 part gpu-tests-kernels 120 python3 -m pytest -q -p no:cacheprovider tests/kernels
 part gpu-tests-memory 120 python3 -m pytest -q -s -p no:cacheprovider tests/gpu
 part gpu-70b 280 python3 -m paceline.cli bench offline "${pair[@]}" --synthetic-acceptance 0.78 \
