@@ -59,7 +59,8 @@ def combine(parts: Sequence[Results], baseline: str | None) -> Results:
         comparisons=shown,
         break_even=claims,
         sources=[source for part in named for source in part.origins],
-        warnings=[line for line in (differences(parts), *drift) if line],
+        warnings=[line for line in (differences(parts), *drift) if line]
+        + [f"Run {number}: {line}" for number, part in enumerate(parts, 1) for line in part.warnings],
     )
 
 

@@ -129,7 +129,7 @@ class Results(msgspec.Struct):
     comparisons: list[Comparison] = []
     break_even: list[BreakEven] = []
     sources: list[Source] = []
-    warnings: list[str] = []  # what must be read before any figure: in what the runs differ
+    warnings: list[str] = []  # what must be read before any figure: in what runs differ, that one drifted
 
     @property
     def origins(self) -> list[Source]:

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.bench.serve import latency
 from paceline.bench.serve.arrival_notes import arrival_notes
 from paceline.bench.serve.compare import break_even, comparisons
+from paceline.bench.serve.drift import drift
 from paceline.bench.serve.intervals import Estimate, estimate, percentile, rate
 from paceline.bench.serve.records import SCHEMA, ArmInfo, CaseSpan, Counts, Load, Raw, Record
 from paceline.bench.serve.results import BENCHMARK, STATISTICS, Acceptance, Case, Results
@@ -50,6 +51,7 @@ def summarize(raw: Raw) -> Results:
         cases=cases,
         comparisons=compared,
         break_even=break_even(compared),
+        warnings=drift(records, header.baseline, compared),
     )
 
 
