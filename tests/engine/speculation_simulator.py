@@ -34,6 +34,26 @@ def gpu_costs() -> PaddedCosts:
     )
 
 
+# Milliseconds of a step by rows, at K = 0, 1, 2, 3, 5, 7: adaptive-cuda.json of 2026-11-30, its fixed sides.
+RECORDED_COUNTS = [0, 1, 2, 3, 5, 7]
+RECORDED = {
+    1: [18.53, 19.24, 19.94, 20.52, 21.87, 23.26],
+    2: [18.67, 19.39, 20.23, 20.86, 22.32, 23.67],
+    4: [18.76, 19.71, 20.66, 21.63, 23.28, 25.08],
+    8: [18.91, 19.95, 21.16, 22.14, 24.14, 26.42],
+    16: [19.29, 20.65, 22.17, 23.92, 26.86, 29.35],
+    32: [19.93, 22.44, 24.56, 26.22, 33.72, 41.75],
+    64: [22.07, 25.34, 32.45, 39.99, 57.29, 73.86],
+    128: [25.46, 38.59, 56.31, 71.92, 106.30, 139.95],
+}
+
+
+def recorded_costs() -> PaddedCosts:
+    """The H200's as the adaptive benchmark found them."""
+    table = [[value * 1e-3 for value in row] for row in RECORDED.values()]
+    return PaddedCosts(list(RECORDED), RECORDED_COUNTS, table, resume_seconds=40e-3, resume_token=10e-6)
+
+
 def cpu_costs() -> RaggedCosts:
     return RaggedCosts(
         Curve([1, 2, 4, 6, 8, 32, 192], [36e-3, 37e-3, 42e-3, 46e-3, 56e-3, 110e-3, 500e-3]),
@@ -70,12 +90,15 @@ class Machine:
     tokens: float = 0.0
     seconds: float = 0.0
     history: list[list[int]] = field(default_factory=list)
+    jitter: float = 0.0  # of the times that are told, as a share
 
     def step(self, requests: list[SimulatedRequest], counts: list[int]) -> tuple[list[Outcome], float, float]:
         drafting, other = self._seconds(requests, counts)
         self.seconds += drafting + other
         self.history.append(counts)
-        return [self._row(request, count) for request, count in zip(requests, counts, strict=True)], drafting, other
+        told = max(0.5, 1.0 + self.rng.gauss(0.0, self.jitter)) if self.jitter else 1.0
+        outcomes = [self._row(request, count) for request, count in zip(requests, counts, strict=True)]
+        return outcomes, told * drafting, told * other
 
     def _seconds(self, requests: list[SimulatedRequest], counts: list[int]) -> tuple[float, float]:
         lag = sum(request.lag for request, count in zip(requests, counts, strict=True) if count)

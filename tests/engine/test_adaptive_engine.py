@@ -6,7 +6,7 @@ import pytest
 from engine.speculation_simulator import cpu_costs, gpu_costs
 from engine.tagged import TaggedExecutor, make_engine, reference, request, run, tokens
 
-from paceline.engine import controller
+from paceline.engine import rests
 from paceline.engine.engine import Engine
 from paceline.errors import ConfigurationError
 
@@ -37,7 +37,7 @@ def test_a_good_draft_is_used_and_running_ahead_goes_on(ahead: bool) -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_p34_a_draft_that_rests_reads_nothing(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """K = 0 costs nothing: no pass of the draft, over new prompts neither; metrics say why."""
-    monkeypatch.setattr(controller, "PROBE_SHARE", 0.1)
+    monkeypatch.setattr(rests, "PROBE_SHARE", 0.1)
     executor = TaggedExecutor(num_blocks=400, ahead=ahead, accepts=lambda row, place: False)
     engine = make_engine(executor, k=5, costs=cpu_costs(), max_model_len=400)
     answer(engine, [[i, 5, 6] for i in range(8)], max_tokens=150)
@@ -49,7 +49,7 @@ def test_p34_a_draft_that_rests_reads_nothing(ahead: bool, monkeypatch: pytest.M
     later = executor.plans[planned:]
     assert not any(row.draft_chunk for row in later[0].rows), "prompts are not read"
     reading = [plan for plan in later if any(row.draft_chunk for row in plan.rows)]
-    assert len(reading) <= (controller.PROBE_STEPS + 2) * (choices.num_probes - probes)
+    assert len(reading) <= (rests.PROBE_STEPS + 2) * (choices.num_probes - probes)
     assert choices.num_probes - probes <= 2
     assert choices.rest_steps["acceptance"] > 30
     assert sum(choices.num_rests.values()) == 1

@@ -14,7 +14,7 @@ from engine.tagged import EOS, VOCAB, TaggedExecutor, make_engine, reference, re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.engine import controller
+from paceline.engine import controller, rests
 from paceline.engine.step_costs import StepCosts
 from paceline.engine.text_drafts import TextDrafts
 from paceline.prompt_lookup import Match
@@ -109,7 +109,8 @@ def test_engine_equals_reference(scenario: Scenario) -> None:
         return Match(1 + len(script) % 5, tokens[:wrong] + [(token + 1) % VOCAB for token in tokens[wrong:]])
 
     with (
-        patch.multiple(controller, LEAST_WAIT=2, MOST_WAIT=8, LEAST_ROW_WAIT=2, PROBE_SHARE=10.0),
+        patch.multiple(controller, LEAST_WAIT=2, MOST_WAIT=8),
+        patch.multiple(rests, MOST_WAIT=8, LEAST_ROW_WAIT=2, PROBE_SHARE=10.0),
         patch.object(TextDrafts, "_find", find),
     ):
         play(scenario)

@@ -21,15 +21,17 @@ _PRIOR_MEMORY = (
     0.995  # of all traffic, a step. At one row this is all that a newcomer is judged by: 0.985 was one request
 )
 _GUESS_RATE = 0.05  # at which what was guessed gives way to what is seen
-_PRIOR_STRENGTH = 4.0  # tries at the place before that weigh against a place's own
+_GUESS_STRENGTH = 4.0  # tries that the first guess weighs against the first place's own
+_PRIOR_STRENGTH = 12.0  # tries that the place before weighs against a place's own
 _MEMORY = 0.96  # of a request, a pass
 _HELD_BY = 10.0  # imagined wins that hold its factor at 1
-_HELD_AFTER_CHANGE = 2.0  # ... once it has shown that it is not average, or no longer what it was
+_HELD_AFTER_CHANGE = 0.5  # ... once it has shown that it is not average, or no longer what it was
 _PLACE_STRENGTH = 24.0  # tries that hold its place's rate at factor * prior
 _ALARM = 6.0  # log-likelihood ratio at which a change is believed: about 1 in 400 by chance
-_MOST_TRIES = 500.0  # of all traffic, at a place: with many rows a step is news enough
+_MOST_TRIES = 1000.0  # of all traffic, at a place: with many rows a step is news enough
 _OLD_TRIES = 12.0  # ... that count once nobody drafts any more: a probe must be heard
 _HOPE = 1.5  # standard errors
+_WARINESS = 0.5
 HIGHEST = 0.985  # nothing is certain
 
 
@@ -144,14 +146,14 @@ class AcceptanceEstimates:
         if not self._has_news:
             return
         self._has_news = False
-        before = self._first_guess
+        before, strength = self._first_guess, _GUESS_STRENGTH
         if self._tries[0]:
             before += _GUESS_RATE * (self._wins[0] / self._tries[0] - before)
             self._first_guess = before
         for place in range(self._most):
             wins, tries = self._wins[place], self._tries[place]
-            before = (wins + _PRIOR_STRENGTH * before) / (tries + _PRIOR_STRENGTH)
-            self._rates[place] = before
+            before = (wins + strength * before) / (tries + strength)
+            self._rates[place], strength = before, _PRIOR_STRENGTH
             kept = min(_PRIOR_MEMORY, _MOST_TRIES / tries) if tries else 0.0
             self._wins[place], self._tries[place] = wins * kept, tries * kept
 
@@ -177,6 +179,10 @@ class AcceptanceEstimates:
     def hopeful(self, survival: Seq[float]) -> list[float]:
         """`survival`, if the first place is as good as luck may hide."""
         return scaled(survival, (survival[0] + _HOPE * self.doubt) / survival[0], 1.0)
+
+    def wary(self, survival: Seq[float]) -> list[float]:
+        """`survival`, if the first place was lucky so far."""
+        return scaled(survival, max(0.0, survival[0] - _WARINESS * self.doubt) / survival[0], 1.0)
 
     def survival(self, seq_id: int | None) -> list[float]:
         """P(the first j drafts are all kept), j = 1 .. most. None: of a request that is not known yet."""

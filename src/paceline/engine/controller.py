@@ -4,10 +4,9 @@
 best (goodput.py). It reads nothing but committed outcomes and its own tables: the same outcomes give the same
 decisions, and none depends on a random number that is still to be used (architecture.md, invariant 7).
 
-Rest. When the best is no draft at all, the draft rests and costs nothing: no pass of it, not even over new prompts.
-Without drafts there is no news of them, so now and then a few rows draft for PROBE_STEPS steps; after every probe
-that changes nothing the next one waits twice as long. A change of load needs no probe: it is in the costs.
-On a ragged batch single rows rest and are probed in the same way.
+Rest (rests.py). When the best is no draft at all, the draft rests and costs nothing: no pass of it, not even over new
+prompts; now and then a probe. A change of load needs no probe: it is in the costs. On a ragged batch single rows rest
+and are probed in the same way. While somebody drafts, a plain step is tried now and then instead (plain_trials.py).
 
 Drafts from a request's own text (draft_or_text.py) are weighed last, over what has been decided for the draft model,
 and change nothing of its rests and probes: those are about its passes, and a text needs none.
@@ -21,12 +20,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from paceline.engine.acceptance_estimates import AcceptanceEstimates, scaled
 from paceline.engine.draft_or_text import with_texts
 from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain
+from paceline.engine.plain_trials import PlainTrials
+from paceline.engine.rests import LEAST_WAIT, MOST_WAIT, Rest, RowRests, affordable
 from paceline.engine.statistics import SpeculationChoices
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
 
@@ -34,34 +35,11 @@ logger = logging.getLogger(__name__)
 
 Reason = Literal["load", "acceptance"]
 
-PROBE_STEPS = 6
-PROBE_ROWS = 8  # at most
-PROBE_SHARE = 0.01  # of the time that probes may take
-LEAST_WAIT, MOST_WAIT = 48, 1536  # steps between probes, if they are cheap enough
-LEAST_ROW_WAIT, MOST_ROW_WAIT = 24, 384
 USELESS = 0.05  # first drafts taken: fewer say that the draft does not fit the model
 _BETTER = 1.01
-_LOST_PROBE = 12  # steps: a probe whose rows found nothing to draft is over
+_SAME_LOAD = 0.8  # of the rows with which a rest began
 _RECHECK = 8  # steps: a rest is thought over so often, or when rows come or go; thinking costs time as well
 _MANY_ROWS = 16  # above, a padded batch is judged by all traffic: its requests are that traffic
-
-
-@dataclass(slots=True)
-class _Rest:
-    """Since when nobody drafts, and when that is questioned."""
-
-    wait: int
-    steps: int = 0
-    probe_left: int = 0  # steps with drafts that the probe still wants
-    probe_age: int = 0
-    num_rows: int = 0  # when it was thought over
-    unchecked: int = 0  # steps since
-    has_news: bool = False  # a probe is over and has changed nothing
-    probed: frozenset[int] = frozenset()  # the rows of the probe
-
-    @property
-    def is_probing(self) -> bool:
-        return self.probe_left > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +71,12 @@ class SpeculationController:
         self._by_text: frozenset[int] = frozenset()
         self._expected: Choice | None = None
         self._under_way: deque[Choice | None] = deque()
-        self._rest: _Rest | None = None  # None: somebody drafts
+        self._rest: Rest | None = None  # None: somebody drafts
         self._next_wait = LEAST_WAIT
         self._drafting_steps = 0
-        self._row_rests: dict[int, _Rest] = {}
+        self._has_returned = False  # from a rest
+        self._row_rests = RowRests()
+        self._trials = PlainTrials()
         self.reason: Reason | None = None  # why it rests
         self._wins_and_passes = [0, 0]
         self._has_warned = False
@@ -141,6 +121,9 @@ class SpeculationController:
         """What the draft model should do, and which rows (by their index) do it for the sake of news."""
         before = choice = self._choose(rows, others)
         if not any(choice.counts):
+            if self._rest is None and self._trials.goes_first(len(rows), self.costs):
+                self._k = 0
+                return choice, {}
             if self._rest is None:
                 self._start_rest(rows)
             elif self._rest.has_news:
@@ -150,9 +133,9 @@ class SpeculationController:
             choice = self._probe(rows, choice)
         elif self._rest is not None:
             self._end_rest()
-        if isinstance(self.costs, RaggedCosts) and self._rest is None:
-            choice = self._probe_rows(rows, choice)
-        self._k = max(choice.counts)
+        if self._rest is None:
+            choice = self._try_plain(rows, choice, others)
+        self._k = max(before.counts)
         counts = enumerate(zip(before.counts, choice.counts, strict=True))
         return choice, {index: count for index, (wanted, count) in counts if count != wanted}
 
@@ -167,8 +150,13 @@ class SpeculationController:
         return True
 
     def _choose(self, rows: Seq[DraftingRow], others: int) -> Choice:
-        """The best; but nobody is sent to rest as long as it may be bad luck."""
+        """The best; but nobody is sent to rest as long as it may be bad luck, nor called back by good luck alone."""
         survivals = self._survivals(rows)
+        rest = self._rest
+        if rest is not None and rest.num_probes and len(rows) >= _SAME_LOAD * rest.begun_with:
+            survivals = [self.estimates.wary(survival) for survival in survivals]
+        elif self._trials.owes_reading:
+            rows = [replace(row, lag=0) for row in rows]
         best = self._best(rows, survivals, others)
         if self._rest is None and not any(best.counts):
             hopeful = [self.estimates.hopeful(survival) for survival in survivals]
@@ -199,15 +187,18 @@ class SpeculationController:
     # -- rest -------------------------------------------------------------------------------------------
 
     def _start_rest(self, rows: Seq[DraftingRow]) -> None:
-        self._rest = _Rest(self._next_wait)
+        if self._drafting_steps < MOST_WAIT // 4 and self._has_returned:  # too early, as it turns out
+            self._next_wait = min(2 * self._next_wait, MOST_WAIT)
+        self._rest = Rest(self._next_wait, MOST_WAIT, begun_with=len(rows))
         self._row_rests.clear()
+        self._trials.stop()
         self.estimates.grow_old()
         self._judge_rest(rows)
         self.counts.num_rests[self.reason or "load"] += 1
         self._drafting_steps = 0
 
     def _end_rest(self) -> None:
-        self._rest, self.reason, self._drafting_steps = None, None, 0
+        self._rest, self.reason, self._drafting_steps, self._has_returned = None, None, 0, True
 
     def _judge_rest(self, rows: Seq[DraftingRow]) -> None:
         """Why it rests, as far as is known now."""
@@ -226,54 +217,20 @@ class SpeculationController:
         rest = self._rest
         assert rest is not None
         if not rest.is_probing:
-            rest.probed = self._affordable(rows, nobody.seconds, rest)
+            rest.probed = affordable(rows, self.costs, nobody.seconds, rest)
             if not rest.probed:
                 return nobody
-            rest.probe_left, rest.probe_age = PROBE_STEPS, 0
+            rest.start_probe()
             self.counts.num_probes += 1
         counts = [min(1, row.most) if row.seq_id in rest.probed else 0 for row in rows]
         return Choice(counts, nobody.tokens, nobody.seconds)
 
-    def _affordable(self, rows: Seq[DraftingRow], step: float, rest: _Rest) -> frozenset[int]:
-        """The rows of a probe that takes no more than PROBE_SHARE of the time since the last one; none: not yet.
-
-        A draft that has rested must read all it has missed. That cost grows with the rest, so a probe takes few rows,
-        those with the least to read.
-        """
-        if rest.steps < rest.wait:
-            return frozenset()
-        able = sorted((row for row in rows if row.most), key=lambda row: (row.lag, row.seq_id))[:PROBE_ROWS]
-        budget = PROBE_SHARE * step * rest.steps
-        for few in range(len(able), 0, -1):
-            if self._probe_seconds(rows, able[:few], step) <= budget:
-                return frozenset(row.seq_id for row in able[:few])
-        return frozenset(row.seq_id for row in able[:1]) if rest.steps >= MOST_WAIT else frozenset()
-
-    def _probe_seconds(self, rows: Seq[DraftingRow], few: Seq[DraftingRow], step: float) -> float:
-        positions, lag = sum(row.positions for row in rows), sum(row.lag for row in few)
-        if isinstance(self.costs, PaddedCosts):
-            drafting, catching_up = self.costs.seconds(len(rows), 1, positions), self.costs.catch_up(lag)
-        else:
-            drafting = self.costs.seconds(len(rows), (len(few),), positions)
-            catching_up = self.costs.draft(2 * len(few) + lag) - self.costs.draft(2 * len(few))
-        return catching_up + PROBE_STEPS * (drafting - step)
-
-    def _probe_rows(self, rows: Seq[DraftingRow], choice: Choice) -> Choice:
-        """Single rows of a ragged batch that rest while others draft."""
-        counts = list(choice.counts)
-        for index, row in enumerate(rows):
-            rest = self._row_rests.get(row.seq_id)
-            if counts[index] or not row.most:
-                if rest is not None and not rest.is_probing:
-                    del self._row_rests[row.seq_id]
-                continue
-            if rest is None:
-                rest = self._row_rests[row.seq_id] = _Rest(LEAST_ROW_WAIT)
-            if rest.is_probing or rest.steps >= rest.wait:
-                if not rest.is_probing:
-                    rest.probe_left, rest.probe_age = PROBE_STEPS, 0
-                counts[index] = 1
-        return Choice(counts, choice.tokens, choice.seconds)
+    def _try_plain(self, rows: Seq[DraftingRow], choice: Choice, others: int) -> Choice:
+        """`choice`, or none for the sake of its cost; single rows of a ragged batch may probe."""
+        nobody = plain(rows, self.costs, others)
+        if not any(row.is_fixed for row in rows) and self._trials.wants(rows, choice, nobody, self.costs):
+            return nobody
+        return self._row_rests.with_probes(rows, choice) if isinstance(self.costs, RaggedCosts) else choice
 
     # -- behind a step ------------------------------------------------------------------------------------
 
@@ -303,8 +260,8 @@ class SpeculationController:
         self._count(outcomes, expected, draft_seconds + other_seconds)
         if is_typical and outcomes and captured == isinstance(self.costs, PaddedCosts):
             self._refresh(outcomes, draft_seconds, other_seconds)
-        self._age_rest(any(outcome.num_made for outcome in outcomes))
-        self._age_row_rests(outcomes)
+        self._age_rest(draft_seconds + other_seconds, has_drafted=any(outcome.num_made for outcome in outcomes))
+        self._row_rests.end_step((outcome.seq_id, outcome.num_made > 0) for outcome in outcomes)
 
     def _refresh(self, outcomes: Seq[Outcome], draft_seconds: float, other_seconds: float) -> None:
         planned = [outcome.planned for outcome in outcomes]
@@ -328,34 +285,16 @@ class SpeculationController:
             counts.rest_steps[self.reason] += 1
             counts.rest_seconds[self.reason] += seconds
 
-    def _age_rest(self, has_drafted: bool) -> None:
+    def _age_rest(self, seconds: float, *, has_drafted: bool) -> None:
         rest = self._rest
-        if rest is None:
-            self._drafting_steps += 1
-            if self._drafting_steps >= MOST_WAIT // 4:
-                self._next_wait = LEAST_WAIT  # it has paid for long enough
+        if rest is not None:
+            rest.end_step(has_drafted=has_drafted)
+            self._next_wait = rest.wait
             return
-        rest.steps += 1
-        if rest.is_probing:
-            rest.probe_age += 1
-            rest.probe_left -= has_drafted
-            if rest.probe_left == 0 or rest.probe_age >= _LOST_PROBE:
-                rest.probe_left, rest.steps = 0, 0
-                rest.wait = self._next_wait = min(2 * rest.wait, MOST_WAIT)
-                rest.has_news = True
-
-    def _age_row_rests(self, outcomes: Seq[Outcome]) -> None:
-        for outcome in outcomes if self._row_rests else ():
-            rest = self._row_rests.get(outcome.seq_id)
-            if rest is None:
-                continue
-            rest.steps += 1
-            if rest.is_probing:
-                rest.probe_age += 1
-                rest.probe_left -= outcome.num_made > 0
-                if rest.probe_left == 0 or rest.probe_age >= _LOST_PROBE:
-                    rest.probe_left, rest.steps = 0, 0
-                    rest.wait = min(2 * rest.wait, MOST_ROW_WAIT)
+        self._trials.end_step(seconds)
+        self._drafting_steps += 1
+        if self._drafting_steps >= MOST_WAIT // 4:
+            self._next_wait = LEAST_WAIT  # it has paid for long enough
 
     def _warn_of_useless_drafts(self) -> None:
         wins, passes = self._wins_and_passes
@@ -378,4 +317,4 @@ class SpeculationController:
     def forget(self, seq_id: int) -> None:
         """The sequence has ended."""
         self.estimates.forget(seq_id)
-        self._row_rests.pop(seq_id, None)
+        self._row_rests.forget(seq_id)

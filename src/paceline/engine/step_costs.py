@@ -20,8 +20,9 @@ from itertools import pairwise
 import msgspec
 
 _MOST_SURPRISE = math.log(3.0)  # a step that takes thrice as long was disturbed
-_DOUBT = 0.03  # that a cell is believed to be better than it was measured, as long as no live step has shown it
-_SURE = 4  # live steps
+_MOST_WRONG = math.log(1.25)  # a CPU's step, as measured at start
+_DOUBT = 0.06  # that a step may be better than it was measured, as long as no live one has shown it
+SURE = 4  # live steps
 
 
 class Curve(msgspec.Struct):
@@ -77,6 +78,7 @@ class Refresher(msgspec.Struct):
     common_rate: float
     cell_rate: float
     common: float = 0.0
+    seen: int = -1  # steps; below 0: not counted, the machine is as it was
 
     def correction(self, expected: float, observed: float, cell_rate: float = 0.0) -> float:
         """Factor for the cell that said `expected`. `cell_rate`: instead of the usual one, if it is larger."""
@@ -84,8 +86,13 @@ class Refresher(msgspec.Struct):
             return 1.0
         beyond = math.log(observed / expected) - self.common
         beyond = min(max(beyond, -_MOST_SURPRISE), _MOST_SURPRISE)
-        self.common += self.common_rate * beyond
-        return math.exp(max(self.cell_rate, cell_rate) * beyond)
+        if self.seen < 0:
+            self.common += self.common_rate * beyond
+            return math.exp(max(self.cell_rate, cell_rate) * beyond)
+        self.seen += 1
+        moved = max(self.common_rate, 1.0 / self.seen) * beyond  # how busy the machine is must be learnt first
+        self.common += moved
+        return math.exp(max(self.cell_rate, cell_rate) * min(max(beyond - moved, -_MOST_WRONG), _MOST_WRONG))
 
 
 class PaddedCosts(msgspec.Struct, tag="padded"):
@@ -118,7 +125,7 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
         """How much better than measured the step may be, as a share. A few runs at start differ from the load that
         follows by some per cent, and a cell that only seems worse would never be tried."""
         size, column = self._cell(num_rows, k)
-        return _DOUBT * max(0.0, 1.0 - self.live[size][column] / _SURE)
+        return _doubt(self.live[size][column])
 
     def seconds(self, num_rows: int, k: int, positions: float) -> float:
         """`positions`: of all rows together. `k` is one of draft_counts, or is rounded up to one."""
@@ -149,6 +156,11 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
             row[other] = min(value, row[column]) if other < column else max(value, row[column])
 
 
+def _doubt(live: int) -> float:
+    """After so many live steps the cell is the mean of those and of the measured one, whose error fades so."""
+    return _DOUBT / (live + 1) if live < SURE else 0.0
+
+
 class RaggedCosts(msgspec.Struct, tag="ragged"):
     """A step's parts: verify(tokens) + rows * row_seconds + padding * padding_seconds + the draft's passes, each
     draft(tokens it reads).
@@ -163,8 +175,16 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
     context: float = 0.0
     target_position: float = 0.0
     draft_position: float = 0.0
-    refresher: Refresher = msgspec.field(default_factory=lambda: Refresher(0.1, 0.02))
+    refresher: Refresher = msgspec.field(default_factory=lambda: Refresher(0.1, 0.02, seen=0))
     padding_seconds: float = 0.0
+    live: list[int] = []
+
+    def __post_init__(self) -> None:
+        self.live = self.live or [0] * len(self.verify.sizes)
+
+    def doubt(self, num_rows: int, k: int) -> float:
+        """As for captured steps, of a step in which all rows have k drafts."""
+        return _doubt(self.live[self.verify.nearest(num_rows * (k + 1))])
 
     def seconds(self, num_rows: int, active: Seq[int], positions: float, *, lag: int = 0, others: int = 0) -> float:
         """active[j]: rows that draft more than j tokens. lag: tokens the draft must read besides. others: tokens of
@@ -194,7 +214,10 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
         those that the draft model made; None: all."""
         padded = padding(len(counts), active_rows(counts))
         tokens, expected = len(counts) + sum(counts), self.verifying(len(counts), sum(counts), positions, padded)
-        _scale(self.verify, tokens, self.refresher.correction(expected, other_seconds))
+        nearest = self.verify.nearest(tokens)
+        rate = 1.0 / (self.live[nearest] + 2)
+        self.live[nearest] += 1
+        _scale(self.verify, tokens, self.refresher.correction(expected, other_seconds, cell_rate=rate))
         active = active_rows(counts if made is None else made)
         if active and draft_seconds > 0.0:
             correction = self.refresher.correction(self.drafting(active), draft_seconds)
