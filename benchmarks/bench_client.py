@@ -12,7 +12,8 @@ left. The clocks of both processes are one (CLOCK_MONOTONIC), so what the client
     ITL        as bench serve reports it; as sent: the gaps between the stamps that the server wrote
 
 Two patterns: `steps`, all streams' chunks at once, as an engine's step sends them; `spread`, every stream on its own
-clock. General clients (httpx, and aiohttp where it is installed) are measured beside it, at the same load.
+clock. General clients (httpx, and aiohttp where it is installed) are measured beside it, at the same load; they only
+note when bytes came, while Paceline's also reads the events and counts their tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,8 @@ Heard = list[tuple[int, int, bytes]]  # received, by the client's stamp; read; a
 Stream = Callable[[dict[str, Any]], Awaitable[tuple[int, Heard]]]  # body -> start, what was heard
 
 
-def paceline_client(url: str) -> Stream:
+@asynccontextmanager
+async def paceline_client(url: str) -> AsyncIterator[Stream]:
     client = StreamClient(server_url(url), {}, 600)
 
     async def stream(body: dict[str, Any]) -> tuple[int, Heard]:
@@ -62,10 +65,12 @@ def paceline_client(url: str) -> Stream:
         assert answered.status == 200, answered.error_body
         return listener.started_ns, heard
 
-    return stream
+    yield stream
+    client.close()
 
 
-def httpx_client(url: str) -> Stream:
+@asynccontextmanager
+async def httpx_client(url: str) -> AsyncIterator[Stream]:
     import httpx
 
     client = httpx.AsyncClient(base_url=url, limits=httpx.Limits(max_connections=None), timeout=600)
@@ -77,37 +82,38 @@ def httpx_client(url: str) -> Stream:
                 heard.append((now := now_ns(), now, data))
         return start, heard
 
-    return stream
+    async with client:
+        yield stream
 
 
-def aiohttp_client(url: str) -> Stream:
+@asynccontextmanager
+async def aiohttp_client(url: str) -> AsyncIterator[Stream]:
     import aiohttp
 
-    sessions: list[aiohttp.ClientSession] = []
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
 
-    async def stream(body: dict[str, Any]) -> tuple[int, Heard]:
-        if not sessions:
-            sessions.append(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        start, heard = now_ns(), []
-        async with sessions[0].post(url + _PATH, json=body) as response:
-            async for data in response.content.iter_any():
-                heard.append((now := now_ns(), now, data))
-        return start, heard
+        async def stream(body: dict[str, Any]) -> tuple[int, Heard]:
+            start, heard = now_ns(), []
+            async with session.post(url + _PATH, json=body) as response:
+                async for data in response.content.iter_any():
+                    heard.append((now := now_ns(), now, data))
+            return start, heard
 
-    return stream
+        yield stream
 
 
 CLIENTS = {"paceline": paceline_client, "httpx": httpx_client, "aiohttp": aiohttp_client}
 
 
-async def load(stream: Stream, streams: int, tokens: int) -> tuple[list[tuple[int, Heard]], float, float]:
+async def load(client: str, url: str, streams: int, tokens: int) -> tuple[list[tuple[int, Heard]], float, float]:
     """What each stream heard, wall seconds, and the process's CPU seconds."""
     body = {"model": "by-the-clock", "messages": [{"role": "user", "content": "go"}], "max_tokens": tokens}
-    await asyncio.gather(*(stream(body | {"max_tokens": 1}) for _ in range(streams)))  # connections stand
-    async with quiet_collector():  # as bench serve does
-        wall, cpu = time.perf_counter(), time.process_time()
-        found = await asyncio.gather(*(stream(body) for _ in range(streams)))
-        return found, time.perf_counter() - wall, time.process_time() - cpu
+    async with CLIENTS[client](url) as stream:
+        await asyncio.gather(*(stream(body | {"max_tokens": 1}) for _ in range(streams)))  # connections stand
+        async with quiet_collector():  # as bench serve does
+            wall, cpu = time.perf_counter(), time.process_time()
+            found = await asyncio.gather(*(stream(body) for _ in range(streams)))
+            return found, time.perf_counter() - wall, time.process_time() - cpu
 
 
 def figures(found: list[tuple[int, Heard]], wall: float, cpu: float) -> dict[str, Any]:
@@ -158,7 +164,7 @@ def measure(client: str, clock: str, options: argparse.Namespace) -> dict[str, A
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            found = runner.run(load(CLIENTS[client](url), options.streams, tokens))
+            found = runner.run(load(client, url, options.streams, tokens))
     finally:
         server.terminate()
         server.wait(10)
