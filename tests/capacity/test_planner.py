@@ -211,13 +211,22 @@ def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node to run the page's script")
-@pytest.mark.parametrize(("users", "rate", "input_len"), [(64, 0.78, 1024), (300, 0.6, 700), (7, 0.9, 3000)])
-def test_the_page_s_script_gives_the_planner_s_answer(tmp_path: Path, users: int, rate: float, input_len: int) -> None:
+@pytest.mark.parametrize(
+    ("users", "rate", "input_len", "cached"),
+    [(64, 0.78, 1024, 0.0), (300, 0.6, 700, 0.0), (7, 0.9, 3000, 0.0), (64, 0.78, 8000, 0.744)],
+)
+def test_the_page_s_script_gives_the_planner_s_answer(
+    tmp_path: Path, users: int, rate: float, input_len: int, cached: float
+) -> None:
     asked = question(users=users, rate=rate, input_len=input_len, tpot=0.03)
+    load = replace(asked.load, workload=replace(asked.load.workload, cached=cached))
+    asked = replace(asked, load=load)
     expected = answer(asked)
     script = Path(str(resources.files("paceline.capacity").joinpath("data", "page.js")))
     (tmp_path / "data.json").write_text(json.dumps(_data()))
-    (tmp_path / "input.json").write_text(json.dumps({"users": users, "acceptance": rate, "inputLen": input_len}))
+    (tmp_path / "input.json").write_text(
+        json.dumps({"users": users, "acceptance": rate, "inputLen": input_len, "cached": cached})
+    )
     run = subprocess.run(
         [
             "node", "-e",

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.capacity.efficiency import CONSTANTS, ORIGINS, Efficiency
+from paceline.capacity.pair import PlannedModel
 from paceline.capacity.roofline import (
     _LAUNCHES_A_LAYER,
     _STEP_KERNELS,
     Pass,
     Setup,
+    history_seconds,
     pass_seconds,
     prefill_seconds,
     step_seconds,
@@ -90,6 +92,18 @@ def test_a_prompt_in_chunks_is_read_in_about_the_time_of_the_same_chunks() -> No
     half = prefill_seconds(SETUP, TARGET, None, tokens=2048, most_tokens=2048)
     assert 2 * half < whole < 2.3 * half
     assert prefill_seconds(SETUP, TARGET, None, tokens=1, most_tokens=2048) > 0
+
+
+@pytest.mark.parametrize("draft", [None, DRAFT])
+def test_what_the_prefix_cache_has_is_looked_at_though_not_computed(draft: PlannedModel | None) -> None:
+    """The last 2,048 of 16,384 tokens take as long as that chunk of the whole prompt."""
+
+    def prefill(tokens: int) -> float:
+        return prefill_seconds(SETUP, TARGET, draft, tokens=tokens, most_tokens=2048)
+
+    after = 2048 * (16_384 - 2048) * history_seconds(SETUP, TARGET, draft)
+    assert prefill(2048) + after == pytest.approx(prefill(16_384) - prefill(16_384 - 2048), rel=1e-9)
+    assert after > 0.1 * prefill(2048)
 
 
 def test_every_coefficient_has_an_origin() -> None:

@@ -20,7 +20,7 @@ from paceline.capacity.pair import PlannedModel
 from paceline.capacity.planner import Answer
 from paceline.capacity.prices import Price, choose_price
 from paceline.capacity.question import Question
-from paceline.capacity.roofline import prefill_seconds, step_seconds
+from paceline.capacity.roofline import history_seconds, prefill_seconds, step_seconds
 from paceline.errors import ConfigurationError
 
 ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -93,6 +93,7 @@ def _grid(question: Question, tp: int) -> dict[str, Any] | None:
         "prompts": [
             [prompt(tokens, draft) for tokens in PROMPTS if tokens <= longest] for draft in (None, replica.draft)
         ],
+        "history": [_rounded(history_seconds(replica.setup, replica.target, draft)) for draft in (None, replica.draft)],
     }
 
 

@@ -131,6 +131,15 @@ def prefill_seconds(
     return seconds
 
 
+def history_seconds(setup: Setup, target: PlannedModel, draft: PlannedModel | None) -> float:
+    """What both models' attention takes for one token of a prompt to look at one position that the prefix cache has."""
+    return sum(
+        model.architecture.num_layers * _prefill_attention(setup, model, 1.0, tp)
+        for model, tp in ((target, setup.tp), (draft, setup.draft_tp))
+        if model is not None
+    )
+
+
 def _chunk(setup: Setup, model: PlannedModel, chunk: int, positions: int, tp: int) -> float:
     work = Pass(rows=1, queries=chunk, positions=positions, scored=1, is_prefill=True)
     return pass_seconds(setup, model, work, tp).total
@@ -178,12 +187,10 @@ def _small_kernels(setup: Setup, model: PlannedModel, tokens: int, tp: int) -> f
 
 def _attention(setup: Setup, model: PlannedModel, work: Pass, tp: int) -> float:
     arch, efficiency = model.architecture, setup.efficiency
-    peak = setup.gpu.flops(is_fp8=False)
     if work.is_prefill:
-        seen = work.tokens * (work.positions - work.tokens / 2)  # pairs of a query and a key
-        flops = 4.0 * seen * arch.q_size / tp
-        seconds = flops / (peak * CONSTANTS["prefill_attention"])
+        seconds = _prefill_attention(setup, model, work.tokens * (work.positions - work.tokens / 2), tp)
         return arch.num_layers * (efficiency.attention_start + seconds)
+    peak = setup.gpu.flops(is_fp8=False)
     kv_heads = model.kv_heads(tp)
     group = arch.num_heads // arch.num_kv_heads
     key_bytes = 2 * kv_heads * arch.head_dim * model.kv_number_bytes
@@ -193,6 +200,12 @@ def _attention(setup: Setup, model: PlannedModel, work: Pass, tp: int) -> float:
     waves = work.rows * kv_heads / setup.gpu.multiprocessors * CONSTANTS["attention_wave"]
     moved = _overlapped(read, multiplied / (peak * CONSTANTS["attention_compute"]))
     return arch.num_layers * (efficiency.attention_start + efficiency.attention * (waves + moved))
+
+
+def _prefill_attention(setup: Setup, model: PlannedModel, pairs: float, tp: int) -> float:
+    """Of one layer; `pairs`: of a query and a key that it sees."""
+    flops = 4.0 * pairs * model.architecture.q_size / tp
+    return flops / (setup.gpu.flops(is_fp8=False) * CONSTANTS["prefill_attention"])
 
 
 def _exchange(setup: Setup, model: PlannedModel, work: Pass, tp: int) -> float:

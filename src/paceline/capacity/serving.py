@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from paceline.bench.acceptance import SyntheticAcceptance, expected_tokens
 from paceline.capacity.pair import PlannedModel
-from paceline.capacity.roofline import Setup, prefill_seconds, step_seconds
+from paceline.capacity.roofline import Setup, history_seconds, prefill_seconds, step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +83,12 @@ def operate(replica: Replica, workload: Workload, concurrency: int, k: int) -> P
 
 
 def prompt_seconds(replica: Replica, workload: Workload, k: int) -> float:
-    """With K = 0 everywhere no draft is loaded, and none reads the prompt."""
+    """Of the part that the prefix cache has not, which looks at the part that it has. With K = 0 everywhere no draft is
+    loaded, and none reads the prompt."""
     tokens = max(1, round(workload.input_len * (1 - workload.cached)))
-    draft = replica.draft if k else None
-    return prefill_seconds(
-        replica.setup, replica.target, draft, tokens=tokens, most_tokens=replica.max_num_batched_tokens
-    )
+    setup, target, draft = replica.setup, replica.target, replica.draft if k else None
+    own = prefill_seconds(setup, target, draft, tokens=tokens, most_tokens=replica.max_num_batched_tokens)
+    return own + tokens * (workload.input_len - tokens) * history_seconds(setup, target, draft)
 
 
 def steady_state(

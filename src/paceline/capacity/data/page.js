@@ -19,7 +19,9 @@ function operate(data, grid, input, k, concurrency) {
   const positions = input.inputLen + input.outputLen / 2;
   const steps = grid.steps[place].map(([start, slope]) => start + slope * positions);
   const step = between(data.rows, steps, concurrency);
-  const prompt = between(data.prompts, grid.prompts[k > 0 ? 1 : 0], Math.max(1, input.inputLen * (1 - input.cached)));
+  const models = k > 0 ? 1 : 0, unread = Math.max(1, input.inputLen * (1 - input.cached));
+  const history = grid.history[models] * unread * (input.inputLen - unread);
+  const prompt = between(data.prompts, grid.prompts[models], unread) + history;
   const pass = k > 0 ? tokensPerPass(input.acceptance, k) : 1;
   const afterFirst = Math.max(input.outputLen - 1, 1);
   const others = (concurrency - 1) * prompt;
