@@ -458,6 +458,7 @@ def test_counters_of_both_servers(prefix: str) -> None:
     assert risen.accepted_per_position == (2.0, 0.0)
     assert parse_counters(text(1, 1)).since(parse_counters(text(9, 1))).values == {}  # it was started anew
     assert parse_counters("other_total 1\n") == Counters()
+    assert parse_counters(text(9, 5)).since(Counters()).values == {}  # not all that the server ever did
 
 
 def test_raw_files_keep_everything_and_leave_out_broken_cases(tmp_path: Path) -> None:
@@ -574,6 +575,9 @@ def test_arrivals_do_not_wait_for_answers() -> None:
         ({"prompts": Path("x"), "input_len": 5}, "give one"),
         ({"counting": "tokenizer"}, "needs --tokenizer"),
         ({"extra_body": {"stream": False}}, "'stream' is set"),
+        ({"extra_body": {"temperature": 0.7}}, "option of its own: --temperature"),
+        ({"extra_body": {"max_completion_tokens": 9}}, "option of its own: --max-tokens"),
+        ({"loads": [Load("users", 8)], "num_prompts": 4}, "--num-prompts 4 is too few for 8 users"),
         ({"gpus": {"b": 1}}, "no server 'b'"),
         ({"endpoint": "completions", "all_turns": True}, "--all-turns"),
     ],
@@ -661,6 +665,17 @@ def test_two_servers_of_any_kind(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "500 req/s" in capsys.readouterr().out
 
 
+def test_one_server_under_two_names_is_not_asked_the_same_prompts_twice(tmp_path: Path) -> None:
+    """Else the second name's prompts would be in the prefix cache."""
+    with canned_server(speculating) as (address, seen):
+        status, _ = run_serve(
+            tmp_path, "--url", f"a={address}", "--url", f"b={address}/v1", "--speculation", "on", "--concurrency", "2"
+        )
+    assert status == 0
+    salts = [body["cache_salt"] for path, body, _ in seen if body.get("max_tokens") == 256]
+    assert len(salts) == len(set(salts)) == 2 * 2 * 4  # arms, seeds, prompts
+
+
 def test_on_and_off_beside_a_server_that_cannot_choose(tmp_path: Path) -> None:
     with canned_server(speculating) as (one, _), canned_server(without_counts) as (two, _):
         status, out = run_serve(
@@ -710,7 +725,8 @@ def test_what_cannot_be_run_says_why_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], reply: Any, arguments: tuple[str, ...], said: str
 ) -> None:
     with canned_server(reply) as (address, _):
-        status, out = run_serve(tmp_path, "--url", address, *arguments)
+        few = () if {"--concurrency", "--rate"} & set(arguments) else ("--concurrency", "1")
+        status, out = run_serve(tmp_path, "--url", address, *few, *arguments)
     assert status != 0
     words = " ".join(capsys.readouterr().err.split())
     assert said in words

@@ -89,6 +89,7 @@ async def open_arms(
             "much. Give it a draft, or compare two servers: --url with=… --url without=…"
         )
     arms = []
+    addresses = [server.url for server in servers]
     for server in servers:
         own = words if words and server.speculates_by_request else [AS_IT_IS]
         if words and own == [AS_IT_IS]:
@@ -96,7 +97,8 @@ async def open_arms(
         for word, why in server.refused_drafts.items() if own == words else ():
             raise ConfigurationError(f"--speculation {word}: {server.url} does not take it: {why}")
         for word in own:
-            arms.append(_arm(server, word, options, count_tokens, several=len(servers) > 1, shares=len(own) > 1))
+            shares = len(own) > 1 or addresses.count(server.url) > 1
+            arms.append(_arm(server, word, options, count_tokens, several=len(servers) > 1, shares=shares))
     names = [arm.info.name for arm in arms]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"Two arms have the same name: {', '.join(names)}.")

@@ -32,7 +32,9 @@ class Counters:
     accepted_per_position: tuple[float, ...] = ()
 
     def since(self, earlier: Counters) -> Counters:
-        """The difference; empty where a server was restarted in between."""
+        """The difference; empty where a server was restarted in between, or could not be asked before."""
+        if not earlier.server:
+            return Counters(self.server)
         rises = {name: value - earlier.values.get(name, 0.0) for name, value in self.values.items()}
         if any(rise < 0 for rise in rises.values()):
             return Counters(self.server)

@@ -25,7 +25,11 @@ _FEWEST_PROMPTS = 16
 _PROMPTS_A_USER = 3
 _SECONDS_OF_ARRIVALS = 30
 ENDPOINTS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
-_OWN_FIELDS = ("model", "messages", "prompt", "stream", "stream_options", "max_tokens", "n")
+_OWN_FIELDS = ("model", "messages", "prompt", "stream", "stream_options", "n")
+_OF_OPTIONS = {  # fields of a request that an option sets and records
+    "max_tokens": "--max-tokens", "max_completion_tokens": "--max-tokens", "temperature": "--temperature",
+    "ignore_eos": "--ignore-eos",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,11 @@ class ServeOptions:
             name, bounds = LOADS[load.kind]
             if problem := bounds.problem(name, load.value):
                 found.append(problem)
+            elif load.kind == "users" and self.num_prompts is not None and self.num_prompts < load.value:
+                found.append(
+                    f"--num-prompts {self.num_prompts} is too few for {load.label}, of whom each asks one: give at "
+                    f"least {load.value:g}, or fewer users with --concurrency."
+                )
         if not self.seeds:
             found.append("--seeds: give at least one.")
         found += [problem for seed in self.seeds if (problem := _SEED.problem("--seeds", seed))]
@@ -101,6 +110,11 @@ class ServeOptions:
         for name in _OWN_FIELDS:
             if name in self.extra_body:
                 found.append(f"--extra-body: '{name}' is set by the benchmark itself.")
+        found += [
+            f"--extra-body: '{name}' has an option of its own: {option}."
+            for name, option in _OF_OPTIONS.items()
+            if name in self.extra_body
+        ]
         for option, named in (("--hardware", self.hardware), ("--gpus", self.gpus), ("--price-per-hour", self.prices)):
             found += [
                 f"{option}: there is no server '{name}' (there are: {', '.join(self.servers)})."

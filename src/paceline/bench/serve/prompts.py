@@ -165,8 +165,3 @@ def arrivals(rate: float, count: int, seed: int) -> list[float]:
     """Seconds at which requests of a Poisson process come; the first at 0. The same for every arm of a round."""
     gaps = np.random.default_rng([seed, 1]).exponential(1 / rate, size=count - 1)
     return [0.0, *(float(time) for time in np.cumsum(gaps))]
-
-
-def interleaved(names: Sequence[str], round_number: int) -> list[str]:
-    """A B, then B A, and so on: over two rounds every arm has the same mean place, so a drift is nobody's alone."""
-    return list(names) if round_number % 2 == 0 else list(reversed(names))
