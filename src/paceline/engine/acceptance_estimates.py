@@ -33,6 +33,7 @@ _OLD_TRIES = 12.0  # ... that count once nobody drafts any more: a probe must be
 _HOPE = 1.5  # standard errors
 _WARINESS = 0.5
 HIGHEST = 0.985  # nothing is certain
+_SUREST = 0.8  # that a test for a change thinks it was: two lost drafts in a row are none
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ class RequestFactor:
         """A draft that is taken with probability `prior` was won or lost. True: it is no longer what it was."""
         self.won += won
         self.expected += prior
-        rate = min(max(prior * self.factor, 0.02), HIGHEST)
+        rate = min(max(prior * self.factor, 0.02), _SUREST)
         if won:
             worse, better = math.log(0.5), math.log((1.0 + rate) / (2.0 * rate))
         else:

@@ -27,7 +27,7 @@ from paceline.engine.acceptance_estimates import AcceptanceEstimates, scaled
 from paceline.engine.draft_or_text import with_texts
 from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain
 from paceline.engine.plain_trials import PlainTrials
-from paceline.engine.rests import LEAST_WAIT, MOST_WAIT, Rest, RowRests, affordable
+from paceline.engine.rests import EARLY_WAIT, LEAST_WAIT, MOST_WAIT, Rest, RowRests, affordable
 from paceline.engine.statistics import SpeculationChoices
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
 
@@ -38,6 +38,7 @@ Reason = Literal["load", "acceptance"]
 USELESS = 0.05  # first drafts taken: fewer say that the draft does not fit the model
 _BETTER = 1.01
 _SAME_LOAD = 0.8  # of the rows with which a rest began
+_FEW_ROWS = 4  # whose rest may be one request's bad luck
 _RECHECK = 8  # steps: a rest is thought over so often, or when rows come or go; thinking costs time as well
 _MANY_ROWS = 16  # above, a padded batch is judged by all traffic: its requests are that traffic
 
@@ -194,6 +195,8 @@ class SpeculationController:
         self._trials.stop()
         self.estimates.grow_old()
         self._judge_rest(rows)
+        if self._next_wait == LEAST_WAIT and (self.reason == "acceptance" or len(rows) <= _FEW_ROWS):
+            self._rest.wait = EARLY_WAIT
         self.counts.num_rests[self.reason or "load"] += 1
         self._drafting_steps = 0
 
@@ -289,7 +292,8 @@ class SpeculationController:
         rest = self._rest
         if rest is not None:
             rest.end_step(has_drafted=has_drafted)
-            self._next_wait = rest.wait
+            if rest.num_probes:
+                self._next_wait = rest.wait
             return
         self._trials.end_step(seconds)
         self._drafting_steps += 1

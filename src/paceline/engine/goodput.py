@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from paceline.engine.step_costs import PaddedCosts, RaggedCosts, active_rows, padding
+from paceline.engine.step_costs import PaddedCosts, RaggedCosts
 
 HORIZON = 64  # steps that a decision is expected to hold
 
@@ -105,9 +105,11 @@ def best_ragged(
     scan = _Scan(rows, costs, others, lagging=lagging, num_drafts=len(entries))
     least = max((row.most for row in rows if row.is_fixed), default=0)
     deepest = max((row.most for row in rows), default=0)
-    depths = range(max(1, least), deepest + 1)
-    found = [scan.best(entries, depth, fixed) for depth in depths] + [scan.even(survivals, depth) for depth in depths]
-    return max([plain(rows, costs, others)] * (not fixed) + found, key=lambda choice: choice.rate)
+    found = [plain(rows, costs, others)] * (not fixed)
+    shallowest = max(1, least) if len(rows) > 1 else deepest  # the sets of one row are prefixes of the longest
+    found += [scan.best(entries, depth, fixed) for depth in range(shallowest, deepest + 1) if depth]
+    found += scan.evens(survivals) if len(rows) > 1 else []
+    return max(found, key=lambda choice: choice.rate)
 
 
 class _Scan:
@@ -156,12 +158,22 @@ class _Scan:
             counts[row] += 1
         return Choice(counts, *best)
 
-    def even(self, survivals: Seq[Seq[float]], k: int) -> Choice:
-        """K drafts for every row that may have as many."""
-        counts = [row.most if row.is_fixed else min(k, row.most) for row in self._rows]
-        tokens = len(counts) + sum(sum(s[:count]) for s, count in zip(survivals, counts, strict=True))
-        seconds = self._verify[sum(counts)] + self._padding * padding(len(counts), active_rows(counts))
-        made = [0 if row.by_text else count for row, count in zip(self._rows, counts, strict=True)]
-        seconds += sum(self._draft[(2 if place == 0 else 1) * rows] for place, rows in enumerate(active_rows(made)))
-        seconds += sum(lag for lag, count in zip(self._lag, counts, strict=True) if count)
-        return Choice(counts, tokens, seconds)
+    def evens(self, survivals: Seq[Seq[float]]) -> list[Choice]:
+        """For each K, K drafts for every row that may have as many; fixed rows have all of theirs from the start."""
+        rows, draft = self._rows, self._draft
+        tokens, drafting, taken = float(len(rows)), 0.0, 0
+        made = [0] * (1 + max((row.most for row in rows), default=0))  # by place: rows the draft model drafts for
+        found, least = [], max((row.most for row in rows if row.is_fixed), default=0)
+        for place in range(len(made) - 1):
+            able = [index for index, row in enumerate(rows) if row.most > place]
+            made[place] = sum(not rows[index].by_text for index in able)
+            tokens += sum(survivals[index][place] for index in able)
+            drafting += draft[(2 if place == 0 else 1) * made[place]]
+            if place == 0:
+                drafting += sum(self._lag[index] for index in able if not rows[index].by_text)
+            taken += len(able)
+            k = place + 1
+            if k >= least:
+                seconds = self._verify[taken] + drafting + self._padding * (len(rows) * k - taken)
+                found.append(Choice([min(k, row.most) for row in rows], tokens, seconds))
+        return found

@@ -1,7 +1,8 @@
 """Rests: since when a batch, or a row of a ragged one, does not draft, and the probes that question it.
 
 Without drafts there is no news of them. So now and then a few rows draft for PROBE_STEPS steps, at most for
-PROBE_SHARE of the time; after every probe that changes nothing the next one waits twice as long.
+PROBE_SHARE of the time; after every probe that changes nothing the next one waits twice as long. A rest that begins
+with few rows or for acceptance may be bad luck, and is dear if it was: its first probe comes early.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ PROBE_STEPS = 6
 PROBE_ROWS = 8  # at most
 PROBE_SHARE = 0.01  # of the time that probes may take
 LEAST_WAIT, MOST_WAIT = 48, 1536  # steps between probes, if they are cheap enough
+EARLY_WAIT = 16  # steps to the first probe of a rest that may have been bad luck
+_EARLY_COST = 2.0  # plain steps that it may cost
 LEAST_ROW_WAIT, MOST_ROW_WAIT = 24, 384
 _LOST_PROBE = 12  # steps: a probe whose rows found nothing to draft is over
 
@@ -102,7 +105,8 @@ def affordable(rows: Seq[DraftingRow], costs: StepCosts, step: float, rest: Rest
     if rest.steps < rest.wait:
         return frozenset()
     able = sorted((row for row in rows if row.most), key=lambda row: (row.lag, row.seq_id))[:PROBE_ROWS]
-    budget = PROBE_SHARE * step * rest.steps
+    is_early = rest.num_probes == 0 and rest.wait == EARLY_WAIT
+    budget = (PROBE_SHARE * rest.steps + _EARLY_COST * is_early) * step
     for few in range(len(able), 0, -1):
         if _probe_seconds(rows, able[:few], costs, step) <= budget:
             return frozenset(row.seq_id for row in able[:few])

@@ -23,6 +23,7 @@ _MOST_SURPRISE = math.log(3.0)  # a step that takes thrice as long was disturbed
 _MOST_WRONG = math.log(1.25)  # a CPU's step, as measured at start
 _DOUBT = 0.06  # that a step may be better than it was measured, as long as no live one has shown it
 SURE = 4  # live steps
+_HELD_BY = 6  # live steps that a CPU's measured time counts for: one of them says little on a busy machine
 
 
 class Curve(msgspec.Struct):
@@ -215,7 +216,7 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
         padded = padding(len(counts), active_rows(counts))
         tokens, expected = len(counts) + sum(counts), self.verifying(len(counts), sum(counts), positions, padded)
         nearest = self.verify.nearest(tokens)
-        rate = 1.0 / (self.live[nearest] + 2)
+        rate = 1.0 / (self.live[nearest] + _HELD_BY)
         self.live[nearest] += 1
         _scale(self.verify, tokens, self.refresher.correction(expected, other_seconds, cell_rate=rate))
         active = active_rows(counts if made is None else made)
