@@ -65,7 +65,7 @@ class Claim:
 
 def _who() -> str:
     """No arguments beyond the names of commands: they may hold what is nobody else's to read."""
-    words = [Path(sys.argv[0]).name]
+    words = ["paceline"]
     for word in sys.argv[1:3]:
         if not word.isalpha():
             break
