@@ -4,9 +4,10 @@ The algorithm is decoder.py's; what differs is that nothing here asks the host a
 target's pass and the decision over every row run as one captured graph per (padded rows, K); one copy brings a
 step's inputs to the device and one brings its tokens back.
 
-Which steps: every row emits and feeds its target exactly one committed token, its draft lags by at most one, and its
-sampling parameters are those that the kernels know (`SamplingPlan.is_plain`). Anything else - prefill, penalties,
-grammars, logprobs - goes to the eager decoder; the law of a token is the same on both ways.
+Which steps: every row emits and feeds its target exactly one committed token, and its sampling parameters are those
+that the kernels know (`SamplingPlan.is_plain`). Anything else - prefill, penalties, grammars, logprobs - goes to the
+eager decoder; the law of a token is the same on both ways. A draft that lags by more than one token reads what it has
+missed in an eager pass before the step (catch_up.py).
 
 Geometry, for a row with n committed tokens and K = 3 (x is the last one, w the one before):
 
@@ -38,6 +39,7 @@ from paceline.models.fused import PagedBatch
 from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, StepTimings
 from paceline.runner.cuda_graphs import GraphCache, padded_sizes
 from paceline.runner.model_runner import ModelRunner
+from paceline.speculative.catch_up import catch_up, lags
 from paceline.speculative.decoder import NOT_FINITE
 from paceline.speculative.step_inputs import CARRIED, Rows, StepInputs
 
@@ -131,13 +133,18 @@ class CapturedDecoder:
             return False
         if row.source is not None:
             return True
-        if len(row.token_ids) != 1:
-            return False
-        return row.draft_start >= row.num_committed_tokens - 2 if row.num_draft_tokens else not row.draft_chunk
+        return len(row.token_ids) == 1
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan) -> None:
-        """Launch the step and return at once. At most two steps may be under way."""
+    def submit(self, plan: StepPlan) -> bool:
+        """Launch the step and return at once. At most two steps may be under way.
+
+        Rows whose draft lags by more than one token are read first, eagerly; True if there were any.
+        """
+        is_late = any(map(lags, plan.rows))
+        if is_late:
+            assert self._draft is not None, "only a draft model has chunks to read"
+            plan = catch_up(self._draft, plan, self._block_size)
         size = next(size for size in self._sizes if size >= len(plan.rows))
         k = next(k for k in self._draft_counts if k >= plan.num_speculative_tokens)
         self._inputs[size].fill(plan.rows)
@@ -146,6 +153,7 @@ class CapturedDecoder:
         landing = self._results[0]
         landing.take(packed)
         self._under_way.append(_Submitted(plan, size, k, landing))
+        return is_late
 
     @torch.inference_mode()
     def collect(self) -> StepResult:

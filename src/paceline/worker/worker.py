@@ -75,9 +75,11 @@ class Worker:
     def submit(self, plan: StepPlan) -> None:
         """Start a step: captured if it can be, else here and now."""
         if self.captured is not None and self.captured.takes(plan):
-            self.captured.submit(plan)
+            was_all_captured = not self.captured.submit(plan)
         else:
             self._done = self.decoder.run(plan)
+            was_all_captured = False
+        if not was_all_captured:
             self._give_back()
 
     def collect(self) -> StepResult:
