@@ -230,3 +230,34 @@ def test_the_likeliest_tokens_are_found_on_the_way(tmp_path: Path, poison: float
     assert output.finite.tolist() == [True, True, poison is None, True]
     assert output.cut(101) is output
     assert output.cut(90).peaks is None
+
+
+@pytest.mark.parametrize("kind", ["smollm2", "qwen3", "qwen2_sliding"])
+def test_what_no_logits_are_asked_of_skips_the_last_layer_and_changes_nothing(tmp_path: Path, kind: str) -> None:
+    """The same logits and the same pool as with the logits of every token; in every piece of a long prompt."""
+    path, rows = make_tiny(kind, tmp_path, max_position_embeddings=1024), Rows(2, 440, 16)
+    skipping, full = load(path, rows), load(path, rows)
+    feeds = [Feed(0, 0, text(430, 0)), Feed(1, 0, text(40, 1)), Feed(1, 40, [5])]
+    wanted = [429, 430, 460, 460, 470]
+    found = skipping.forward(rows.batch(feeds, wanted)).logits
+    assert torch.equal(found, full.forward(rows.batch(feeds)).logits[wanted])
+    for ours, theirs in zip(skipping.pool.layers, full.pool.layers, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_failure_is_seen_where_the_last_layer_is_skipped(tmp_path: Path, poison: float) -> None:
+    """In a token that is asked for nothing: no other row's, and not only at the next one that attends to it."""
+    path, rows = make_tiny("llama_bias", tmp_path), Rows(3, 128, 16)
+    runner = load(path, rows)
+    middle = [3] * 20 + [99] + [4] * 20
+    feeds = [Feed(row, 0, middle if row == 1 else [5] * 40) for row in range(3)]
+    runner.model.embedding[99] = poison
+    assert runner.forward(rows.batch(feeds, [39, 120])).finite.tolist() == [True, False, True]
+    runner.model.embedding[99] = 0.0
+    assert all(runner.forward(rows.batch(feeds, [39, 120])).finite.tolist())
+    assert runner.native is not None
+    last_qkv = runner.native._linears[-5]
+    assert last_qkv.bias is not None
+    last_qkv.bias[last_qkv.outputs - 1] = poison  # of values
+    assert not any(runner.forward(rows.batch(feeds, [])).finite.tolist())

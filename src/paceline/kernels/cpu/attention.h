@@ -18,8 +18,9 @@
 
 namespace paceline {
 
-constexpr int64_t KEYS = 64;     // of a block
-constexpr int64_t QUERIES = 48;  // at most, of one call
+constexpr int64_t KEYS = 64;      // of a block
+constexpr int64_t QUERIES = 144;  // at most, of one call
+constexpr int64_t SOME = 24;      // queries that pass a block of keys together: they and it stay in the nearest cache
 
 // Memory of one thread or one model that grows and is kept, aligned to a line of the cache.
 class Scratch {
@@ -155,12 +156,12 @@ class RowAttention {
     // `room`: at least `size(head_dim)` numbers.
     RowAttention(const PoolLayer &layer, int64_t window, const int64_t *table, float *room)
         : layer_(layer), table_(table), window_(window), dim_(layer.head_dim), turned_(room),
-          scores_(turned_ + KEYS * dim_), keys_(scores_ + QUERIES * KEYS), values_(keys_ + KEYS * dim_),
+          scores_(turned_ + KEYS * dim_), keys_(scores_ + SOME * KEYS), values_(keys_ + KEYS * dim_),
           zeros_(values_ + KEYS * dim_) {
         std::memset(zeros_, 0, size_t(dim_) * sizeof(float));
     }
 
-    static int64_t size(int64_t head_dim) { return (3 * KEYS + 1) * head_dim + QUERIES * KEYS; }
+    static int64_t size(int64_t head_dim) { return (3 * KEYS + 1) * head_dim + SOME * KEYS; }
 
     // Fills `mixed` of `heads`, all for the same tokens. `table`: the row's blocks; `window`: positions that a token
     // sees, itself included, or 0 for all.
@@ -191,22 +192,33 @@ class RowAttention {
             for (; key < count && offset < size; key++, offset++) each(key, *block * size + offset);
     }
 
-    // The keys first .. first + num_keys: one block, or what the row has of it.
+    // The keys first .. first + num_keys: one block, or what the row has of it. Queries see no keys behind their own
+    // position, so the first of them need not look at the last ones.
     void take(HeadQueries &head, int64_t first, int64_t num_keys) {
-        find(head.kv_head, first, num_keys);
-        const int64_t panels = (num_keys + PANEL - 1) / PANEL;
-        const Linear keys = {turned_, nullptr, panels * PANEL, dim_, FLOAT32};
-        Write<false> to = {keys, scores_, KEYS};
-        product_of<Float32>(head.queries, dim_, 0, head.count, keys, 0, panels, to);
-        for (int64_t q = 0; q < head.count; q++) weigh(head, q, first);
-        mix(scores_, head.count, value_rows_, num_keys, head.mixed, dim_);
+        find(head, first, num_keys);
+        for (int64_t q = 0; q < head.count; q += SOME) {
+            const int64_t some = std::min(SOME, head.count - q);
+            const int64_t seen = std::min(num_keys, head.positions[q + some - 1] + 1 - first);
+            if (seen <= 0) continue;
+            const int64_t panels = (seen + PANEL - 1) / PANEL;
+            const Linear keys = {turned_, nullptr, panels * PANEL, dim_, FLOAT32};
+            Write<false> to = {keys, scores_, KEYS};
+            product_of<Float32>(head.queries + q * dim_, dim_, 0, some, keys, 0, panels, to);
+            for (int64_t i = 0; i < some; i++) weigh(head, q + i, scores_ + i * KEYS, first);
+            mix(scores_, some, value_rows_, seen, head.mixed + q * dim_, dim_);
+        }
     }
 
-    void find(int64_t kv_head, int64_t first, int64_t num_keys) {
+    void find(const HeadQueries &head, int64_t first, int64_t num_keys) {
         const float *keys[KEYS];
+        const bool copies = head.count > SOME;  // lines of a pool lie so far apart that they crowd each other out
         slots(first, num_keys, [&](int64_t key, int64_t slot) {
-            keys[key] = layer_.read(layer_.key_of(slot, kv_head), keys_ + key * dim_);
-            value_rows_[key] = layer_.read(layer_.value_of(slot, kv_head), values_ + key * dim_);
+            float *values = values_ + key * dim_;
+            keys[key] = layer_.read(layer_.key_of(slot, head.kv_head), keys_ + key * dim_);
+            value_rows_[key] = layer_.read(layer_.value_of(slot, head.kv_head), values);
+            if (!copies || value_rows_[key] == values) return;
+            std::memcpy(values, value_rows_[key], size_t(dim_) * sizeof(float));
+            value_rows_[key] = values;
         });
         for (int64_t key = num_keys; key < KEYS; key++) keys[key] = zeros_;
         for (int64_t panel = 0; panel * PANEL < num_keys; panel++)
@@ -216,8 +228,7 @@ class RowAttention {
     }
 
     // Turns a query's scores into weights relative to its highest score so far, and rescales what it has mixed.
-    void weigh(HeadQueries &head, int64_t q, int64_t first) {
-        float *scores = scores_ + q * KEYS;
+    void weigh(HeadQueries &head, int64_t q, float *scores, int64_t first) {
         const int64_t after = head.positions[q] + 1 - first;  // keys of the block that it sees: those in [before, after)
         const int64_t before = window_ > 0 ? after - window_ : 0;
         if (after <= 0 || before >= KEYS) {
@@ -238,6 +249,7 @@ class RowAttention {
         }
         head.total[q] = head.total[q] * shrink + sum_of(sum);
         head.highest[q] = highest;
+        if (shrink == 1.0f) return;
         float *row = head.mixed + q * dim_;
         for (int64_t d = 0; d < dim_; d += LANES) store(row + d, load(row + d) * shrink);
     }

@@ -14,10 +14,11 @@ static int64_t cut(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
 // Rows and panels of one product as chunks: the rows of a chunk stay in the cache.
 struct Cuts {
-    int64_t rows = 0, panels = 0, rows_each = 1, panels_each = 1, row_cuts = 0, panel_cuts = 0;
+    int64_t rows = 0, first = 0, panels = 0, rows_each = 1, panels_each = 1, row_cuts = 0, panel_cuts = 0;
     Cuts() = default;
-    // `unit`: neighbouring panels that belong together.
-    Cuts(int64_t num_rows, const Linear &w, int64_t unit, int64_t threads) : rows(num_rows), panels(w.panels()) {
+    // `unit`: neighbouring panels that belong together; panels before `first_panel` are left out.
+    Cuts(int64_t num_rows, const Linear &w, int64_t unit, int64_t threads, int64_t first_panel = 0)
+        : rows(num_rows), first(first_panel), panels(w.panels() - first_panel) {
         if (rows == 0) return;
         const int64_t most = std::max<int64_t>(TILE, NEAR_BYTES / (w.inputs * int64_t(sizeof(float))) / TILE * TILE);
         rows_each = cut(cut(rows, cut(rows, most)), TILE) * TILE;
@@ -30,7 +31,8 @@ struct Cuts {
     int64_t count() const { return row_cuts * panel_cuts; }
     template <class Emit> void run(int64_t chunk, const float *x, const Linear &w, Emit emit) const {
         const int64_t row = chunk / panel_cuts * rows_each, panel = chunk % panel_cuts * panels_each;
-        product(x, w.inputs, row, std::min(rows, row + rows_each), w, panel, std::min(panels, panel + panels_each), emit);
+        product(x, w.inputs, row, std::min(rows, row + rows_each), w, first + panel,
+                first + std::min(panels, panel + panels_each), emit);
     }
 };
 

@@ -11,15 +11,43 @@ namespace paceline {
 
 constexpr int64_t PIECE = 384;            // tokens that go through the layers together: bounds the activations
 
-// finite[row] = 0 if a token of it left the last layer with NaN or infinity: then the sum of its state is none.
-static void note_failures(const Model &m, const Batch &b, const float *normed, int64_t first, int64_t count) {
-    int64_t row = 0, end = b.query_lens[0];
-    for (int64_t t = first; t < first + count; t++) {
-        while (t >= end) end += b.query_lens[++row];
+constexpr int64_t WORTH_LEAVING_OUT = 16;  // tokens: fewer cost less than to read the last layer's weights twice
+
+// finite[row] = 0 if one of its tokens has NaN or infinity among its `size` numbers: then their sum is none.
+static void note_failures(const Batch &b, const Tokens &tokens, const float *from, int64_t stride, int64_t size) {
+    for (int64_t t = 0; t < tokens.count(); t++) {
         float sum = 0.0f;
-        for (int64_t i = 0; i < m.hidden_size; i++) sum += normed[(t - first) * m.hidden_size + i];
-        if (!std::isfinite(sum)) b.finite[row] = 0;
+        for (int64_t i = 0; i < size; i++) sum += from[t * stride + i];
+        if (!std::isfinite(sum)) b.finite[tokens.rows[size_t(t)]] = 0;
     }
+}
+
+// Tokens through all layers; of those that are not among `places` nothing is wanted but keys and values. What was wanted
+// stands in the returned final states [places], or without `places` all of them.
+static const float *through_layers(const Model &m, const Batch &b, Activations &a, const Tokens &tokens,
+                                   const std::vector<int64_t> *places, int threads) {
+    Pool &pool = Pool::instance();
+    LayersJob layers(m, b, a, tokens, threads);
+    if (places == nullptr) {
+        pool.run(layers, threads);
+        note_failures(b, tokens, layers.normed(), m.hidden_size, m.hidden_size);
+        return layers.normed();
+    }
+    layers.only_keys_of_last_layer();
+    pool.run(layers, threads);
+    note_failures(b, tokens, layers.normed(), m.hidden_size, m.hidden_size);
+    note_failures(b, tokens, layers.keys_values(0), layers.keys_values_stride(), layers.keys_values_size());
+    if (places->empty()) return nullptr;
+    float *hidden = a.wanted.of(int64_t(places->size()) * m.hidden_size);
+    for (size_t i = 0; i < places->size(); i++)
+        std::memcpy(hidden + int64_t(i) * m.hidden_size, layers.hidden() + (*places)[i] * m.hidden_size,
+                    size_t(m.hidden_size) * sizeof(float));
+    const Tokens wanted(tokens, *places);
+    LayersJob last(m, b, a, wanted, threads);
+    last.only_last_layer(hidden);
+    pool.run(last, threads);
+    note_failures(b, wanted, last.normed(), m.hidden_size, m.hidden_size);
+    return last.normed();
 }
 
 static void forward(const Model &m, const Batch &b, Activations &a, int threads) {
@@ -31,13 +59,20 @@ static void forward(const Model &m, const Batch &b, Activations &a, int threads)
     float *last = a.last.of(int64_t(wanted.size()) * m.hidden_size);
     for (int64_t first = 0; first < b.num_tokens; first += PIECE) {
         const int64_t count = std::min(PIECE, b.num_tokens - first);
-        LayersJob layers(m, b, a, first, count, threads);
-        pool.run(layers, threads);
-        note_failures(m, b, layers.normed(), first, count);
-        if (b.hidden != nullptr) std::memcpy(b.hidden + first * m.hidden_size, layers.normed(), size_t(count) * row_bytes);
+        const Tokens tokens(b, first, count);
+        std::vector<int64_t> places, rows;  // of what is wanted: in the piece, and in `last`
         for (size_t i = 0; i < wanted.size(); i++)
-            if (wanted[i] >= first && wanted[i] < first + count)
-                std::memcpy(last + int64_t(i) * m.hidden_size, layers.normed() + (wanted[i] - first) * m.hidden_size, row_bytes);
+            if (wanted[i] >= first && wanted[i] < first + count) {
+                places.push_back(wanted[i] - first);
+                rows.push_back(int64_t(i));
+            }
+        const bool leaves_out = b.hidden == nullptr && count - int64_t(places.size()) >= WORTH_LEAVING_OUT
+            && std::is_sorted(places.begin(), places.end());
+        const float *normed = through_layers(m, b, a, tokens, leaves_out ? &places : nullptr, threads);
+        if (b.hidden != nullptr) std::memcpy(b.hidden + first * m.hidden_size, normed, size_t(count) * row_bytes);
+        for (size_t i = 0; i < places.size(); i++)
+            std::memcpy(last + rows[i] * m.hidden_size, normed + (leaves_out ? int64_t(i) : places[i]) * m.hidden_size,
+                        row_bytes);
     }
     HeadJob head(m, last, int64_t(wanted.size()), b, threads);
     if (!wanted.empty()) pool.run(head, threads);

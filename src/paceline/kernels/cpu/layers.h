@@ -1,11 +1,13 @@
 // The layers of a decoder: embedding, then eight phases a layer, then the final norm.
+//
+// Of most of a prompt's tokens only the last layer's keys and values are wanted, no logits: its queries, attention and
+// MLP are then computed for the others alone (decoder.cpp): 3 % of a prompt's time in a model of thirty layers, and a
+// quarter in a draft of three.
 #pragma once
 
-#include <vector>
-
 #include "cuts.h"
-#include "model.h"
 #include "pool.h"
+#include "tokens.h"
 
 namespace paceline {
 
@@ -32,7 +34,7 @@ struct Tile {
 
 // The scratch of a model: activations of PIECE tokens at most.
 struct Activations {
-    Scratch hidden, normed, qkv, mixed, inner, last;
+    Scratch hidden, normed, qkv, mixed, inner, last, wanted;
 };
 
 static float *thread_room(int64_t count) {
@@ -40,46 +42,64 @@ static float *thread_room(int64_t count) {
     return scratch.of(count);
 }
 
-// The layers and the final norm, for tokens [first, first + count) of the batch.
+// All layers and the final norm, or some of it, for some tokens.
 class LayersJob final : public Job {
   public:
-    LayersJob(const Model &m, const Batch &b, Activations &a, int64_t first, int64_t count, int64_t threads)
-        : m_(m), b_(b), ids_(b.token_ids + first), positions_(b.positions + first), slots_(b.slots + first),
-          count_(count), width_((m.num_heads + 2 * m.num_kv_heads) * m.head_dim),
-          hidden_(a.hidden.of(count * m.hidden_size)), normed_(a.normed.of(count * m.hidden_size)),
-          qkv_(a.qkv.of(count * width_)), mixed_(a.mixed.of(count * m.num_heads * m.head_dim)),
-          inner_(a.inner.of(count * m.inner_size)) {
-        rows_each_ = std::max(FEW_ROWS, cut(count, CHUNKS * threads));
+    LayersJob(const Model &m, const Batch &b, Activations &a, const Tokens &tokens, int64_t threads)
+        : m_(m), b_(b), tokens_(tokens), count_(tokens.count()), width_((m.num_heads + 2 * m.num_kv_heads) * m.head_dim),
+          hidden_(a.hidden.of(count_ * m.hidden_size)), normed_(a.normed.of(count_ * m.hidden_size)),
+          qkv_(a.qkv.of(count_ * width_)), mixed_(a.mixed.of(count_ * m.num_heads * m.head_dim)),
+          inner_(a.inner.of(count_ * m.inner_size)), end_(m.num_layers * PHASES + 1) {
+        rows_each_ = std::max(FEW_ROWS, cut(count_, CHUNKS * threads));
         const Layer &layer = m.layers[0];
-        cuts_[1] = Cuts(count, layer.qkv, 1, threads);
-        cuts_[4] = Cuts(count, layer.o, 1, threads);
-        cuts_[6] = Cuts(count, layer.gate_up, 2, threads);
-        cuts_[7] = Cuts(count, layer.down, 1, threads);
-        cut_rows(first, threads);
+        cuts_[1] = Cuts(count_, layer.qkv, 1, threads);
+        cuts_[4] = Cuts(count_, layer.o, 1, threads);
+        cuts_[6] = Cuts(count_, layer.gate_up, 2, threads);
+        cuts_[7] = Cuts(count_, layer.down, 1, threads);
+        keys_values_ = Cuts(count_, layer.qkv, 1, threads, first_key_panel());
+        cut_rows(threads);
     }
 
+    // To the last layer's keys and values: no queries, nothing behind them.
+    void only_keys_of_last_layer() { end_ = last_layer() + 3; }
+    // From there, with `hidden` [tokens, hidden_size] of the layer before.
+    void only_last_layer(const float *hidden) {
+        first_ = last_layer();
+        std::memcpy(hidden_, hidden, size_t(count_ * m_.hidden_size) * sizeof(float));
+    }
+
+    const float *hidden() const { return hidden_; }
+    const float *keys_values(int64_t token) const { return qkv_ + token * width_ + m_.num_heads * m_.head_dim; }
+    int64_t keys_values_stride() const { return width_; }
+    int64_t keys_values_size() const { return 2 * m_.num_kv_heads * m_.head_dim; }
     const float *normed() const { return normed_; }
 
     int64_t chunks(int64_t phase) const override {
-        if (phase > m_.num_layers * 8) return -1;
-        if (phase == m_.num_layers * 8) return cut(count_, rows_each_);
-        switch (phase % 8) {
+        phase += first_;
+        if (phase >= end_) return -1;
+        if (phase == m_.num_layers * PHASES) return cut(count_, rows_each_);
+        switch (phase % PHASES) {
         case 0: case 2: case 5: return cut(count_, rows_each_);
+        case 1: return has_queries(phase) ? cuts_[1].count() : keys_values_.count();
         case 3: return int64_t(tiles_.size()) * head_cuts_;
-        default: return cuts_[phase % 8].count();
+        default: return cuts_[phase % PHASES].count();
         }
     }
 
     void run(int64_t phase, int64_t chunk) override {
-        if (phase == m_.num_layers * 8) return norm(chunk, m_.norm);
-        const Layer &layer = m_.layers[phase / 8];
-        switch (phase % 8) {
+        phase += first_;
+        if (phase == m_.num_layers * PHASES) return norm(chunk, m_.norm);
+        const Layer &layer = m_.layers[phase / PHASES];
+        switch (phase % PHASES) {
         case 0:
             if (phase == 0) embed(chunk);
             return norm(chunk, layer.input_norm);
-        case 1: return cuts_[1].run(chunk, normed_, layer.qkv, Write<false>{layer.qkv, qkv_, width_});
-        case 2: return rotate_and_store(chunk, layer, pool(phase / 8));
-        case 3: return attend(chunk, layer, pool(phase / 8));
+        case 1: {
+            const Cuts &cuts = has_queries(phase) ? cuts_[1] : keys_values_;
+            return cuts.run(chunk, normed_, layer.qkv, Write<false>{layer.qkv, qkv_, width_});
+        }
+        case 2: return rotate_and_store(chunk, layer, pool(phase / PHASES), has_queries(phase));
+        case 3: return attend(chunk, layer, pool(phase / PHASES));
         case 4: return cuts_[4].run(chunk, mixed_, layer.o, Write<true>{layer.o, hidden_, m_.hidden_size});
         case 5: return norm(chunk, layer.post_norm);
         case 6: return cuts_[6].run(chunk, normed_, layer.gate_up, SiluMul{layer.gate_up, inner_, m_.inner_size, {}});
@@ -88,21 +108,29 @@ class LayersJob final : public Job {
     }
 
   private:
+    static constexpr int64_t PHASES = 8;  // of a layer
+
+    int64_t last_layer() const { return (m_.num_layers - 1) * PHASES; }
+    bool has_queries(int64_t phase) const { return end_ > m_.num_layers * PHASES || phase < last_layer(); }
+    // Panels from here on have all keys and values, the first of them perhaps some of the queries.
+    int64_t first_key_panel() const { return m_.num_heads * m_.head_dim / PANEL; }
+
     PoolLayer pool(int64_t layer) const {
         return {b_.pool[layer], b_.block_size, m_.num_kv_heads, m_.head_dim, b_.pool_is_bfloat16 != 0};
     }
 
-    void cut_rows(int64_t first, int64_t threads) {
+    void cut_rows(int64_t threads) {
         const int64_t most = std::max<int64_t>(1, QUERIES / (m_.num_heads / m_.num_kv_heads));
         const int64_t each = std::clamp<int64_t>(cut(count_ * m_.num_kv_heads, 4 * threads), 1, most);
-        int64_t start = 0;  // of a row, in the whole batch
-        for (int64_t row = 0; row < b_.num_rows; start += b_.query_lens[row++]) {
-            const int64_t from = std::max(start, first), to = std::min(start + b_.query_lens[row], first + count_);
-            for (int64_t t = from; t < to; t += each) tiles_.push_back({row, t - first, std::min(each, to - t)});
+        for (int64_t t = 0, end; t < count_; t = end) {
+            for (end = t + 1; end < count_ && end < t + each && tokens_.rows[size_t(end)] == tokens_.rows[size_t(t)];) end++;
+            tiles_.push_back({tokens_.rows[size_t(t)], t, end - t});
         }
         units_ = m_.num_kv_heads * cut(m_.num_heads / m_.num_kv_heads, QUERIES);
-        const bool shares = threads > 1 && int64_t(tiles_.size()) < 2 * threads;  // too few tiles for all threads
-        heads_each_ = shares ? 1 : std::min(units_, MOST_HEADS);
+        // One head at a time where there are too few tiles for all threads, or where the keys of one are work enough.
+        const bool shares = threads > 1 && int64_t(tiles_.size()) < 2 * threads;
+        const bool is_long = each * (m_.num_heads / m_.num_kv_heads) > SOME;
+        heads_each_ = shares || is_long ? 1 : std::min(units_, MOST_HEADS);
         head_cuts_ = cut(units_, heads_each_);
     }
 
@@ -111,9 +139,9 @@ class LayersJob final : public Job {
         for (int64_t t = chunk * rows_each_; t < std::min(count_, (chunk + 1) * rows_each_); t++) {
             float *to = hidden_ + t * size;
             if (!m_.embedding_is_bfloat16)
-                std::memcpy(to, (const float *)m_.embedding + ids_[t] * size, size_t(size) * sizeof(float));
+                std::memcpy(to, (const float *)m_.embedding + tokens_.ids[size_t(t)] * size, size_t(size) * sizeof(float));
             else
-                for (int64_t i = 0; i < size; i++) to[i] = widened(((const uint16_t *)m_.embedding)[ids_[t] * size + i]);
+                for (int64_t i = 0; i < size; i++) to[i] = widened(((const uint16_t *)m_.embedding)[tokens_.ids[size_t(t)] * size + i]);
         }
     }
 
@@ -124,18 +152,19 @@ class LayersJob final : public Job {
     }
 
     // Keys and values of a token whose slot lies in the null block are in the pool already, or wanted by nobody.
-    void rotate_and_store(int64_t chunk, const Layer &layer, const PoolLayer &pool) {
+    void rotate_and_store(int64_t chunk, const Layer &layer, const PoolLayer &pool, bool has_queries) {
         const int64_t dim = m_.head_dim;
         const float scale = 1.0f / std::sqrt(float(dim));
         for (int64_t t = chunk * rows_each_; t < std::min(count_, (chunk + 1) * rows_each_); t++) {
             float *heads = qkv_ + t * width_;
-            for (int64_t h = 0; h < m_.num_heads; h++) rotate(heads + h * dim, positions_[t], layer.q_norm, scale);
-            if (slots_[t] < b_.block_size) continue;
+            const int64_t position = tokens_.positions[size_t(t)], slot = tokens_.slots[size_t(t)];
+            for (int64_t h = 0; has_queries && h < m_.num_heads; h++) rotate(heads + h * dim, position, layer.q_norm, scale);
+            if (slot < b_.block_size) continue;
             float *keys = heads + m_.num_heads * dim, *values = keys + m_.num_kv_heads * dim;
             for (int64_t h = 0; h < m_.num_kv_heads; h++) {
-                rotate(keys + h * dim, positions_[t], layer.k_norm, 1.0f);
-                pool.write(pool.key_of(slots_[t], h), keys + h * dim);
-                pool.write(pool.value_of(slots_[t], h), values + h * dim);
+                rotate(keys + h * dim, position, layer.k_norm, 1.0f);
+                pool.write(pool.key_of(slot, h), keys + h * dim);
+                pool.write(pool.value_of(slot, h), values + h * dim);
             }
         }
     }
@@ -152,7 +181,7 @@ class LayersJob final : public Job {
     }
 
     void attend(int64_t chunk, const Layer &layer, const PoolLayer &pool) {
-        const Tile &tile = tiles_[size_t(chunk / head_cuts_)];
+        const Tile &tile = tiles_[tiles_.size() - 1 - size_t(chunk / head_cuts_)];  // the longest of a prompt first
         const int64_t first = chunk % head_cuts_ * heads_each_, last = std::min(units_, first + heads_each_);
         const int64_t dim = m_.head_dim;
         float *room = thread_room(2 * heads_each_ * QUERIES * dim + RowAttention::size(dim));
@@ -182,7 +211,7 @@ class LayersJob final : public Job {
         asked.queries = room;
         asked.mixed = room + QUERIES * dim;
         each_query(unit, tile, [&](int64_t q, int64_t t, int64_t head) {
-            asked.positions[q] = positions_[t];
+            asked.positions[q] = tokens_.positions[size_t(t)];
             asked.count = q + 1;
             std::memcpy(room + q * dim, qkv_ + t * width_ + head * dim, size_t(dim) * sizeof(float));
         });
@@ -190,11 +219,12 @@ class LayersJob final : public Job {
 
     const Model &m_;
     const Batch &b_;
-    const int64_t *ids_, *positions_, *slots_;
+    const Tokens &tokens_;
     const int64_t count_, width_;
     float *hidden_, *normed_, *qkv_, *mixed_, *inner_;
     int64_t rows_each_, units_, heads_each_, head_cuts_;
-    Cuts cuts_[8];
+    int64_t first_ = 0, end_;  // phases
+    Cuts cuts_[PHASES], keys_values_;
     std::vector<Tile> tiles_;
 };
 
