@@ -45,7 +45,8 @@ class ProposerCounts(msgspec.Struct):
 class SpeculationCounts(msgspec.Struct):
     """Counters of one sequence, or of a sum of them. One draft = one target pass with at least one draft token.
 
-    Tokens cut off by EOS, a stop or max_tokens are not counted as accepted.
+    Tokens cut off by EOS, a stop or max_tokens are not counted as accepted. `num_passes`: all target passes that were to
+    emit, with drafts or without, the prompt's last one among them; of sequences (the engine's sum is in EngineStats).
     """
 
     num_drafts: int = 0
@@ -54,6 +55,7 @@ class SpeculationCounts(msgspec.Struct):
     num_accepted_tokens_per_pos: list[int] = []
     synthetic: bool = False  # drafts were kept at given rates: the text is not the target's
     ngram: ProposerCounts = msgspec.field(default_factory=lambda: ProposerCounts())  # of these, looked up in the text
+    num_passes: int = 0
 
     def record(self, num_drafted: int, num_accepted: int, *, by_text: bool = False) -> None:
         if num_drafted == 0:
@@ -71,6 +73,7 @@ class SpeculationCounts(msgspec.Struct):
     def add(self, other: SpeculationCounts) -> None:
         self.synthetic |= other.synthetic
         self.ngram.add(other.ngram)
+        self.num_passes += other.num_passes
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens

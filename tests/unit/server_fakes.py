@@ -122,6 +122,7 @@ class FakeEngine:
         if done + len(ids) >= limit:
             delta.finish_reason = FinishReason.LENGTH
             delta.speculation = SpeculationCounts(limit // 2, limit // 2, limit // 2, [limit // 2])
+            delta.speculation.num_passes = limit - limit // 2
             self.counts.speculation.add(delta.speculation)
             del self.emitted[request_id, index]
         return delta

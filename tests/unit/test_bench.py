@@ -96,7 +96,7 @@ def test_derived_figures_come_from_the_median_run() -> None:
         Case(2, 0, loaded, None, [run(0, s, decode_steps=50)]) for loaded, s in ((True, 20.0), (False, 16.0))
     )
     steps = {"decode_steps": 20, "captured_steps": 15, "full_steps": 10, "full_seconds": 4.0}
-    parts = {"draft_seconds": 2.0, "verify_seconds": 4.0, "accept_seconds": 1.0, "num_drafts": 40}
+    parts = {"draft_seconds": 2.0, "verify_seconds": 4.0, "accept_seconds": 1.0, "num_drafts": 40, "num_passes": 50}
     runs = [run(2, seconds, **steps, **parts, num_accepted_tokens=60) for seconds in (8.0, 10.0, 40.0)]
     ceiling = Ceiling(ModelBytes(90, 1, 1000), ModelBytes(0, 0, 0), 1000.0)
     none, first, second = summaries([Case(2, 2, True, 0.7, runs), plain, bare], ceiling, sweep)
@@ -105,7 +105,7 @@ def test_derived_figures_come_from_the_median_run() -> None:
     assert second["decode_tokens_per_second"] == 10.0
     assert second["tokens_per_second_per_user"] == 5.0
     assert (first["speed_up"], second["speed_up"]) == (1.0, 2.0)
-    assert second["tokens_per_pass"] == 2.5
+    assert (second["tokens_per_pass"], second["tokens_per_drafted_pass"]) == (2.0, 2.5)  # 10 of 50 passes had no drafts
     assert second["graph_hit_rate"] == 0.75
     assert second["step_ms"] == pytest.approx(400)
     assert second["fraction_of_ceiling"] == pytest.approx((90 + 2 * 20) / 1000 / 0.4)

@@ -30,6 +30,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.bench.page import renderers
+from paceline.bench.page.tables import overview
 from paceline.bench.serve import latency
 from paceline.bench.serve.ask import Listener, ask, fill, now_ns, speculation_counts
 from paceline.bench.serve.compare import break_even
@@ -43,7 +44,7 @@ from paceline.bench.serve.objectives import parse_objectives
 from paceline.bench.serve.options import ServeOptions
 from paceline.bench.serve.prompts import arrivals, order, read_prompts, synthetic_prompts
 from paceline.bench.serve.records import Load, RawWriter, read_raw
-from paceline.bench.serve.results import Comparison
+from paceline.bench.serve.results import Comparison, Passes
 from paceline.bench.serve.sse import BadEventError, EventReader, read_chunk
 from paceline.bench.serve.summary import summarize
 from paceline.cli import main
@@ -430,6 +431,41 @@ def test_acceptance_comes_from_answers_or_else_from_counters() -> None:
     assert case.step_seconds["draft"] == 0.5
     assert case.step_seconds["host"] == 1.5
     assert summarize(raw([info("on")], [span()], [record()])).cases[0].acceptance is None
+
+
+def test_every_decoding_pass_counts_with_drafts_or_without() -> None:
+    """Two answers of 11 tokens: one drafted in 2 passes of 6, one in none of 10."""
+    events = [(1000 * place, place) for place in range(1, 12)]
+    adaptive = speculation_counts(
+        {"acceptance_histogram": [0, 0, 2], "num_spec_steps": 2, "num_draft_tokens": 4, "num_passes": 7}
+    )
+    resting = speculation_counts(
+        {"acceptance_histogram": [0, 0, 0], "num_spec_steps": 0, "num_draft_tokens": 0, "num_passes": 11}
+    )
+    answers = [
+        record(number=0, category="qa", events=events, speculation=adaptive),
+        record(number=1, category="math", events=events, speculation=resting),
+    ]
+    case = summarize(raw([info("on")], [span()], answers)).cases[0]
+    assert case.passes == Passes(16, 20)
+    assert {name: one.tokens_a_pass for name, one in case.passes_by_category.items()} == {"math": 1, "qa": 10 / 6}
+    assert case.acceptance is not None
+    assert case.acceptance.mean_length == 3  # the drafted ones alone
+    table = overview(summarize(raw([info("on")], [span()], answers)))
+    row = dict(zip(table.headings, table.rows[0], strict=True))
+    assert row["tok/pass"] == "1.25"
+
+
+def test_passes_come_from_counters_or_from_what_drafts_gave() -> None:
+    rises = {"generation_tokens": 44.0, "passes": 24.0, "drafts": 10.0, "accepted_tokens": 20.0}
+    told = [record(number=number) for number in range(4)]
+    counted = summarize(raw([info("on")], [span(counters=rises)], told)).cases[0]
+    assert counted.passes == Passes(20, 40)  # without the four passes of prompts
+    vllm = {name: value for name, value in rises.items() if name != "passes"}
+    assert summarize(raw([info("on")], [span(counters=vllm)], told)).cases[0].passes == Passes(20, 40)
+    cut = speculation_counts({"acceptance_histogram": [0, 0, 1], "num_spec_steps": 1, "num_draft_tokens": 2})
+    assert summarize(raw([info("on")], [span()], [record(speculation=cut)])).cases[0].passes == Passes(1, 3)
+    assert summarize(raw([info("on")], [span()], told)).cases[0].passes is None
 
 
 def test_cost_follows_from_price_and_throughput() -> None:

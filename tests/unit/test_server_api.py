@@ -113,6 +113,7 @@ def test_chat(server: Server) -> None:
         "num_draft_tokens": 2,
         "num_spec_tokens": 1,
         "num_spec_steps_by_proposer": {"draft": 2, "ngram": 0},
+        "num_passes": 3,
     }
 
 

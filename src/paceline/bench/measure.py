@@ -53,7 +53,8 @@ class Run:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     accept_seconds: float = 0.0
-    num_drafts: int = 0
+    num_passes: int = 0  # of the target, a row each, with drafts or without
+    num_drafts: int = 0  # of these, with drafts
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_preemptions: int = 0
@@ -65,6 +66,12 @@ class Run:
 
     @property
     def tokens_per_pass(self) -> float:
+        """Over every decoding pass of a row: what K=0 gives 1 of."""
+        return self.decode_tokens / self.num_passes if self.num_passes else 1.0
+
+    @property
+    def tokens_per_drafted_pass(self) -> float:
+        """Over the passes that had drafts alone: what the drafts are worth where they are made."""
         return 1.0 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
 
     @property
@@ -140,6 +147,7 @@ class _Clockwork:
         speculative = self._engine.config.speculative
         if speculative is not None and not speculative.adaptive:  # else a fixed K is kept to, and any other may be 0
             run.speculation_rested = after.speculation_off or before.speculation_off
+        run.num_passes = sum(after.passes_by_num_drafts) - sum(before.passes_by_num_drafts)
         run.num_preemptions = after.num_preemptions - before.num_preemptions
         drafted, earlier = after.speculation, before.speculation
         run.num_drafts = drafted.num_drafts - earlier.num_drafts

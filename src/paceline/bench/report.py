@@ -66,6 +66,7 @@ def summary(case: Case, ceiling: Ceiling, sweep: Sweep, plain: Case | None) -> d
         "speed_up": speed / plain.median.decode_tokens_per_second if plain else None,
         "fraction_of_ceiling": seconds / run.full_step_seconds if run.full_steps and not case.adaptive else None,
         "tokens_per_pass": run.tokens_per_pass,
+        "tokens_per_drafted_pass": run.tokens_per_drafted_pass,
         "step_ms": _ms(run.full_step_seconds) if run.full_steps else None,
         **_split(run),
         "ttft_ms_mean": _ms(sum(ttft) / len(ttft)),

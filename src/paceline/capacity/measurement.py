@@ -39,7 +39,7 @@ class MeasuredCase:
     k: int
     has_draft: bool
     tokens_per_second: float
-    tokens_per_pass: float
+    tokens_per_pass: float  # of passes with K drafts
     step: float | None  # of full steps
     draft: float
     verify: float
@@ -178,6 +178,12 @@ def _num_steps(row: dict[str, Any], runs: list[dict[str, Any]], where: str) -> i
     return None if nearest is None else _whole(nearest, "decode_steps", Bounds(1, 1e12), where)
 
 
+def _tokens_name(row: Mapping[str, Any]) -> str:
+    """What K drafts gave, without the last passes of a sequence, which have no room for drafts. Documents of earlier
+    versions call that tokens_per_pass."""
+    return "tokens_per_drafted_pass" if "tokens_per_drafted_pass" in row else "tokens_per_pass"
+
+
 def _cases(rows: list[dict[str, Any]], runs: list[dict[str, Any]], where: str) -> Iterator[MeasuredCase]:
     """Of fixed Ks: what an adaptive one chose, step by step, is not told."""
     runs = [run for run in runs if not run.get("adaptive")]
@@ -191,7 +197,7 @@ def _cases(rows: list[dict[str, Any]], runs: list[dict[str, Any]], where: str) -
             k=k,
             has_draft=bool(row["draft_loaded"]),
             tokens_per_second=_number(row, "decode_tokens_per_second", Bounds(1e-6, 1e12), where),
-            tokens_per_pass=_number(row, "tokens_per_pass", Bounds(1, k + 1 + 1e-6), where),
+            tokens_per_pass=_number(row, _tokens_name(row), Bounds(1, k + 1 + 1e-6), where),
             step=_number(row, "step_ms", _MILLISECONDS, where) / 1e3 if row["step_ms"] is not None else None,
             draft=_number(row, "draft_ms", _PART, where) / 1e3,
             verify=_number(row, "verify_ms", _PART, where) / 1e3,

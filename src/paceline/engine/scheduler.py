@@ -360,6 +360,7 @@ class Scheduler:
         ending = find_ending(sequence, result.output_token_ids)
         sequence.token_ids.extend(result.output_token_ids[: ending.num_kept])
         num_accepted = min(result.num_accepted, ending.num_kept)
+        sequence.speculation.num_passes += 1
         sequence.speculation.record(result.num_drafted, num_accepted, by_text=self._is_by_text(plan))
         if not plan.text_drafts:
             self.drafts.record(result.num_drafted, result.num_accepted)

@@ -45,6 +45,7 @@ def metrics(counts: SpeculationCounts, num_speculative_tokens: int) -> Json:
             "num_draft_tokens": counts.num_draft_tokens,
             "num_spec_tokens": len(histogram) - 1,
             "num_spec_steps_by_proposer": {name: part.num_drafts for name, part in counts.by_proposer.items()},
+            "num_passes": counts.num_passes,
         }
         | ({"synthetic_acceptance": True} if counts.synthetic else {})
     }

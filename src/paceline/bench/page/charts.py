@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from paceline.bench.page.chart import Chart, Series
 from paceline.bench.page.tables import in_words
 from paceline.bench.serve.intervals import Estimate
-from paceline.bench.serve.results import Case, Comparison, Results
+from paceline.bench.serve.results import Case, Comparison, Passes, Results
 
 _LATENCIES = {
     "ttft": ("Time to the first token (TTFT)", "TTFT in ms"),
@@ -203,7 +203,7 @@ def _acceptance(results: Results) -> list[Chart]:
         ]
         if shares:
             by_place.append(Series(arm.name, [str(place + 1) for place in range(length)], shares, colour=colour))
-        categories = sorted({name for case in known for name in case.acceptance_by_category})
+        categories = sorted({name for case in known for name in case.passes_by_category})
         if len(categories) > 1:
             lengths = [_mean_length(known, name) for name in categories]
             by_category.append(Series(arm.name, categories, lengths, colour=colour))
@@ -211,7 +211,7 @@ def _acceptance(results: Results) -> list[Chart]:
     if by_place:
         found.append(
             Chart(
-                "Acceptance by position", "position in the draft", "share of passes that kept it", by_place,
+                "Acceptance by position", "position in the draft", "share of drafted passes that kept it", by_place,
                 kind="bars", text="A draft is kept only if those before it were; all loads together.",
             )
         )  # fmt: skip
@@ -219,16 +219,16 @@ def _acceptance(results: Results) -> list[Chart]:
         found.append(
             Chart(
                 "Tokens a target pass by category of prompt", "category", "tokens a target pass", by_category,
-                kind="bars", level=(1.0, "nothing accepted"), text="1 + accepted / passes with drafts; all loads.",
+                kind="bars", level=(1.0, "nothing accepted"),
+                text="Over all decoding passes of an answer, with drafts or without; all loads.",
             )
         )  # fmt: skip
     return found
 
 
 def _mean_length(cases: Sequence[Case], category: str) -> float:
-    parts = [case.acceptance_by_category[category] for case in cases if category in case.acceptance_by_category]
-    drafts = sum(part.drafts for part in parts)
-    return 1 + sum(part.accepted_tokens for part in parts) / drafts if drafts else 1.0
+    parts = [case.passes_by_category[category] for case in cases if category in case.passes_by_category]
+    return Passes(sum(part.count for part in parts), sum(part.tokens for part in parts)).tokens_a_pass
 
 
 def _time_split(results: Results) -> list[Chart]:

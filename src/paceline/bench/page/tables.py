@@ -27,7 +27,7 @@ def overview(results: Results) -> Table:
     gains = {(c.arm, c.load): c for c in sorted(results.comparisons, key=lambda c: not c.across)}  # its own run's last
     has = {
         "tok/s a GPU": any(case.per_gpu_tok_s for case in results.cases),
-        "tok/pass": any(case.acceptance for case in results.cases),
+        "tok/pass": any(case.acceptance and case.passes for case in results.cases),
         "within SLO": any(case.goodput_share for case in results.cases),
         "$/M tokens": any(case.usd_per_million_tokens for case in results.cases),
         "gain": bool(results.comparisons),
@@ -42,7 +42,7 @@ def overview(results: Results) -> Table:
         cells = {
             "gain": with_interval(gain, "x") + (" across runs" if gain and compared and compared.across else ""),
             "tok/s a GPU": _value(case.per_gpu_tok_s),
-            "tok/pass": number(case.acceptance.mean_length) if case.acceptance else NOTHING,
+            "tok/pass": number(case.passes.tokens_a_pass) if case.passes else NOTHING,
             "within SLO": f"{case.goodput_share.value:.0%}" if case.goodput_share else NOTHING,
             "$/M tokens": _value(case.usd_per_million_tokens),
         }
@@ -127,7 +127,8 @@ def volumes(results: Results) -> Table:
 def _acceptance(case: Case) -> str:
     if case.acceptance is None:
         return NOTHING
-    return f"{case.acceptance.rate:.1%} of drafts (by {case.acceptance.source})"
+    found = case.acceptance
+    return f"{found.rate:.1%} of drafts (by {found.source}); {number(found.mean_length)} tokens a drafted pass"
 
 
 def _count(value: int | None) -> str:

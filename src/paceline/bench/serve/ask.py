@@ -127,6 +127,7 @@ def speculation_counts(metrics: dict[str, Any] | None) -> Counts | None:
         draft_tokens=metrics.get("num_draft_tokens", 0),
         accepted_tokens=sum(per_position) if accepted is None else accepted,
         accepted_per_position=list(per_position),
+        passes=metrics.get("num_passes"),
     )
 
 

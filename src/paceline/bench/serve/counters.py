@@ -18,7 +18,10 @@ _SPECULATION = {
     "spec_decode_num_accepted_tokens": "accepted_tokens",
 }
 _SECONDS = {f"{part}_seconds": f"{part}_seconds" for part in ("draft", "verify", "accept", "step")}
-_OTHERS = {"num_preemptions": "preemptions", "generation_tokens": "generation_tokens", "engine_steps": "steps"}
+_OTHERS = {
+    "num_preemptions": "preemptions", "generation_tokens": "generation_tokens", "engine_steps": "steps",
+    "spec_decode_passes": "passes",
+}  # fmt: skip
 _WANTED = _SPECULATION | _SECONDS | _OTHERS
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 

@@ -31,12 +31,14 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct):
-    """Speculation in numbers. `accepted_per_position[i]`: drafts of place i that were kept."""
+    """Speculation in numbers. `accepted_per_position[i]`: drafts of place i that were kept; `passes`: the target's, with
+    drafts or without, the prompt's last one among them; None where the server does not say."""
 
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
     accepted_per_position: list[int] = []
+    passes: int | None = None
 
 
 class ArmInfo(msgspec.Struct):

@@ -19,8 +19,8 @@ STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
 class Acceptance(msgspec.Struct):
-    """`rate`: accepted / drafted; `mean_length`: tokens a target pass that had drafts; `per_position[i]`: share of
-    the passes with drafts whose draft i was kept."""
+    """`rate`: accepted / drafted; `mean_length`: tokens a target pass that had drafts (1 and the accepted ones);
+    `per_position[i]`: share of the passes with drafts whose draft i was kept."""
 
     drafts: float
     draft_tokens: float
@@ -35,6 +35,18 @@ class Acceptance(msgspec.Struct):
     @property
     def mean_length(self) -> float:
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
+
+
+class Passes(msgspec.Struct):
+    """Decoding passes of the target, a row each, with drafts or without, and the tokens that came by them. What a prompt's
+    own pass gives, the first token, is not among them."""
+
+    count: float
+    tokens: float
+
+    @property
+    def tokens_a_pass(self) -> float:
+        return self.tokens / self.count if self.count else 1.0
 
 
 class Case(msgspec.Struct):
@@ -61,6 +73,8 @@ class Case(msgspec.Struct):
     latency_ms: dict[str, dict[str, Estimate]] = {}  # metric -> statistic
     acceptance: Acceptance | None = None
     acceptance_by_category: dict[str, Acceptance] = {}
+    passes: Passes | None = None
+    passes_by_category: dict[str, Passes] = {}
     step_seconds: dict[str, float] = {}  # draft, verify, accept, and host (what is in none of them): seconds
     slice_rates: list[float] = []  # tok/s of tenths of rounds, for intervals of ratios
     slice_seconds: list[float] = []  # how long each of them is

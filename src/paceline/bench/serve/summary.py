@@ -12,6 +12,7 @@ from paceline.bench.serve.arrival_notes import arrival_notes
 from paceline.bench.serve.compare import break_even, comparisons
 from paceline.bench.serve.drift import drift
 from paceline.bench.serve.intervals import Estimate, estimate, percentile, rate
+from paceline.bench.serve.passes import passes_of
 from paceline.bench.serve.records import SCHEMA, ArmInfo, CaseSpan, Counts, Load, Raw, Record
 from paceline.bench.serve.results import BENCHMARK, STATISTICS, Acceptance, Case, Results
 
@@ -95,6 +96,7 @@ def _case(
         errors=dict(Counter(record.error for record in records if record.error)),
     )
     _add_acceptance(case, good, spans)
+    case.passes, case.passes_by_category = passes_of(good, spans)
     return case
 
 

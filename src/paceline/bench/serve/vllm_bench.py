@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.serve.intervals import Estimate
+from paceline.bench.serve.passes import undrafted
 from paceline.bench.serve.records import SCHEMA, ArmInfo, Load
-from paceline.bench.serve.results import BENCHMARK, STATISTICS, Acceptance, Case, Results
+from paceline.bench.serve.results import BENCHMARK, STATISTICS, Acceptance, Case, Passes, Results
 
 _METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "gap", "e2el": "e2e"}
 
@@ -60,6 +61,7 @@ def _case(arm: str, content: dict[str, Any]) -> Case:
         goodput_requests_per_second=content.get("request_goodput"),
         latency_ms=_latency(content),
         acceptance=_acceptance(content),
+        passes=_passes(content),
     )
 
 
@@ -78,6 +80,14 @@ def _latency(content: dict[str, Any]) -> dict[str, dict[str, Estimate]]:
         if values:
             found[ours] = values
     return found
+
+
+def _passes(content: dict[str, Any]) -> Passes | None:
+    if not content.get("spec_decode_num_drafts"):
+        return None
+    later = max(0, int(content["total_output_tokens"]) - int(content["completed"]))  # each prompt's pass gave one
+    accepted, drafts = content["spec_decode_accepted_tokens"], content["spec_decode_num_drafts"]
+    return Passes(undrafted(later, float(accepted), float(drafts)), later)
 
 
 def _acceptance(content: dict[str, Any]) -> Acceptance | None:
