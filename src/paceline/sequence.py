@@ -45,8 +45,8 @@ class ProposerCounts(msgspec.Struct):
 class SpeculationCounts(msgspec.Struct):
     """Counters of one sequence, or of a sum of them. One draft = one target pass with at least one draft token.
 
-    Tokens cut off by EOS, a stop or max_tokens are not counted as accepted. `num_passes`: all target passes that were to
-    emit, with drafts or without, the prompt's last one among them; of sequences (the engine's sum is in EngineStats).
+    Tokens cut off by EOS, a stop or max_tokens are not counted as accepted. `num_passes`: all target passes that were
+    to emit, with drafts or without, the prompt's last one among them; of sequences (EngineStats has the engine's).
     """
 
     num_drafts: int = 0

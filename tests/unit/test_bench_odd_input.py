@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +38,7 @@ from paceline.bench.serve.records import Load, RawWriter, read_raw
 from paceline.bench.serve.results import Comparison
 from paceline.bench.serve.summary import summarize
 from paceline.cli.app import app
-from paceline.cli.termination import sigterm_as_ctrl_c
+from paceline.cli.termination import signals_as_ctrl_c
 from paceline.cli.writing import OutFolder, claimed_file, write_whole
 from paceline.errors import ConfigurationError, PacelineError
 
@@ -131,11 +133,17 @@ def test_folders_made_for_nothing_are_taken_away_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "number", "status"),  # 4 requests are a case
-    [(2, signal.SIGINT, 130), (6, signal.SIGINT, 130), (6, signal.SIGTERM, 143)],
+    ("answers", "number", "ignored", "status"),  # 4 requests are a case
+    [
+        (2, signal.SIGINT, "", 130),
+        (6, signal.SIGINT, "", 130),
+        (6, signal.SIGTERM, "INT", 143),  # a script's job behind `&`
+        (2, signal.SIGHUP, "INT", 129),
+        (6, signal.SIGHUP, "HUP", 0),  # nohup
+    ],
 )
 def test_a_signal_says_what_is_kept_and_leaves_no_half_file(
-    tmp_path: Path, answers: int, number: int, status: int
+    tmp_path: Path, answers: int, number: int, ignored: str, status: int
 ) -> None:
     count, running = 0, []
 
@@ -147,8 +155,9 @@ def test_a_signal_says_what_is_kept_and_leaves_no_half_file(
         return speculating(path, asked)
 
     with canned_server(reply) as (address, _):
+        shell = ["sh", "-c", f'trap "" {ignored}; exec "$@"', "sh"] if ignored else []
         command = [
-            sys.executable, "-m", "paceline.cli", "bench", "serve", "--url", address, "--concurrency", "1",
+            *shell, sys.executable, "-m", "paceline.cli", "bench", "serve", "--url", address, "--concurrency", "1",
             "--num-prompts", "4", "--warmup", "1", "--out", str(tmp_path / "out"),
         ]  # fmt: skip
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
@@ -160,11 +169,11 @@ def test_a_signal_says_what_is_kept_and_leaves_no_half_file(
         assert "nothing to keep, and no file was left" in " ".join(said.split())
         assert list(tmp_path.iterdir()) == []
     else:
-        assert "The run did not end: interrupted" in " ".join(said.split())
+        assert ("The run did not end: interrupted" in " ".join(said.split())) is (status > 0)
         names = {path.name for path in (tmp_path / "out").iterdir()}
         assert {"requests.jsonl", "bench.json", "report.md"} <= names
         assert not any(name.startswith(".") for name in names)  # neither a half file nor a lock
-        assert len(read_results(tmp_path / "out" / "bench.json").cases) == 1
+        assert len(read_results(tmp_path / "out" / "bench.json").cases) == (1 if status else 2)
 
 
 def test_two_runs_cannot_share_a_folder_and_a_dead_one_holds_none(tmp_path: Path) -> None:
@@ -211,19 +220,50 @@ def test_a_claim_tells_commands_and_no_arguments(tmp_path: Path, monkeypatch: py
         assert re.fullmatch(rf"process {os.getpid()}, paceline bench offline, since \S+ \S+ UTC\n", lock.read_text())
 
 
-def test_offline_ends_by_sigterm_as_by_ctrl_c() -> None:
+@pytest.mark.parametrize(("ending", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_any_command_ends_by_a_signal_as_by_ctrl_c(ending: int, status: int) -> None:
     def end_by(number: int) -> None:
-        with sigterm_as_ctrl_c():
+        with signals_as_ctrl_c():
             os.kill(os.getpid(), number)
             time.sleep(5)
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(ending)
     with pytest.raises(typer.Exit) as ended:
-        end_by(signal.SIGTERM)
-    assert ended.value.exit_code == 143
+        end_by(ending)
+    assert ended.value.exit_code == status
     with pytest.raises(KeyboardInterrupt):
         end_by(signal.SIGINT)
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(ending) == before
+    kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(ending, signal.SIG_IGN)
+    try:
+        with signals_as_ctrl_c():
+            os.kill(os.getpid(), ending)  # ignored when it began
+        signal.signal(ending, before)
+        with pytest.raises(typer.Exit):
+            end_by(ending)
+    finally:
+        signal.signal(signal.SIGINT, kept)
+        signal.signal(ending, before)
+
+
+def test_whatever_is_written_to_a_closed_terminal_is_no_error(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys, time\nfrom paceline.cli.termination import signals_as_ctrl_c\n"
+        "with signals_as_ctrl_c():\n    try:\n        print('up', flush=True); time.sleep(30)\n    finally:\n"
+        "        print('kept', flush=True); pathlib.Path(sys.argv[1]).touch()"
+    )
+    primary, terminal = os.openpty()
+    command = [sys.executable, "-c", code, str(tmp_path / "kept")]
+    with subprocess.Popen(
+        command, stdin=terminal, stdout=terminal, stderr=terminal, start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    ) as process:  # fmt: skip
+        os.close(terminal)
+        assert os.read(primary, 2) == b"up"
+        os.close(primary)  # the terminal closes, and the kernel sends SIGHUP
+        process.wait(60)
+    assert (tmp_path / "kept").exists()
 
 
 # Files that are read
@@ -253,7 +293,61 @@ def test_a_request_that_says_nothing_is_refused_by_its_line(
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path, sources: dict[str, list[Any]]) -> None:
     whole = (tmp_path / "raw").read_bytes()
     (tmp_path / "cut.jsonl").write_bytes(whole + b'{"kind":"request","arm":"o')
-    assert read_results(tmp_path / "cut.jsonl").cases == summarize(read_raw(tmp_path / "raw")).cases
+    found = read_results(tmp_path / "cut.jsonl")
+    assert found.cases == summarize(read_raw(tmp_path / "raw")).cases
+    assert any("last line of requests.jsonl has no end" in note for note in found.notes)
+
+
+def _written(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))  # with blanks, as others write JSON
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: [*lines, lines[1]], r"line \d+: request 0 of on, 1 user, round 1 is there twice \(line 2 too\)"),
+        (lambda lines: [*lines, lines[-1]], r"line \d+: the end of the case of off, 2 users, round 1 is there twice"),
+        (lambda lines: lines * 2, r"line \d+: a second header; these are two runs"),
+        (lambda lines: [lines[0], lines[1] | {"arm": "of"}, *lines[2:]], "line 2: the arm 'of' is not among"),
+        (lambda lines: [*lines[:3], {"kind": "request"}, *lines[3:]], "line 4: .*missing required field"),
+        (lambda lines: [*lines[:1], lines[1] | {"round": 7}, *lines[2:]], "line 2: round 8 of a run of 1"),
+        (
+            lambda lines: [*lines[:1], lines[1] | {"load": {"kind": "users", "value": 3}}],
+            "line 2: 3 users is not among",
+        ),
+    ],
+)
+def test_a_run_with_anything_twice_or_unknown_is_refused_by_its_line(
+    tmp_path: Path, sources: dict[str, list[Any]], change: Any, said: str
+) -> None:
+    lines = sources["requests.jsonl"]
+    lines[0]["options"] |= {"seeds": [0], "loads": ["1 user", "2 users"]}
+    with pytest.raises(ConfigurationError, match=said):
+        read_results(_written(tmp_path / "requests.jsonl", change(lines)))
+
+
+def test_what_a_run_lacks_is_named_and_its_round_left_out(tmp_path: Path, sources: dict[str, list[Any]]) -> None:
+    lines = sources["requests.jsonl"]
+    path = tmp_path / "requests.jsonl"
+    everything = read_results(_written(path, lines))
+    assert not any("left out." in note or "not there" in note for note in everything.notes)
+    last = max(place for place, line in enumerate(lines) if line["kind"] == "request")
+    found = read_results(_written(path, lines[:last] + lines[last + 1 :]))  # of an earlier version: not counted
+    assert "off, 2 users, round 1: 7 of 8 requests are there. The round is left out." in found.notes
+    assert [(case.arm, case.load.value) for case in found.cases] == [("on", 1), ("off", 1), ("on", 2)]
+    for line in lines:
+        if line["kind"] == "case":
+            line["requests"] = 9
+    with pytest.raises(ConfigurationError, match="no complete case"):
+        read_results(_written(path, lines))
+    lines[0]["options"] |= {"seeds": [0, 1], "loads": ["1 user", "2 users"]}
+    short = [line for line in lines if line["kind"] != "case" or line["load"]["value"] == 1]
+    notes = read_results(
+        _written(path, [line | {"requests": 4} if line["kind"] == "case" else line for line in short])
+    ).notes
+    assert "on, 2 users, round 1: the case is not over in this file; its 8 requests are left out." in notes
+    assert any(note.startswith("6 of 8 rounds of the run are not there: on, 1 user, round 2; off,") for note in notes)
 
 
 def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from paceline.cli.bench_serve import report, serve
 from paceline.cli.finite import App
 from paceline.cli.given import refuse_unused
 from paceline.cli.lists import refuse_twice, whole_numbers
-from paceline.cli.termination import sigterm_as_ctrl_c
+from paceline.cli.termination import signals_as_ctrl_c
 from paceline.cli.writing import claimed_file, write_whole
 from paceline.errors import ConfigurationError
 
@@ -152,7 +152,7 @@ def offline(
         seed=seed,
     )
     cases: list[Any] = []
-    with sigterm_as_ctrl_c(), claimed_file(out):
+    with signals_as_ctrl_c(), claimed_file(out):
         try:
             _run(models, sweep, bandwidth, out, cases)
         except KeyboardInterrupt:

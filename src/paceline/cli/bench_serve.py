@@ -176,13 +176,13 @@ def report(
     """
     from paceline.bench.serve.across import combine
     from paceline.bench.serve.reading import read_results
-    from paceline.cli.termination import sigterm_as_ctrl_c
+    from paceline.cli.termination import signals_as_ctrl_c
 
     resolved = [path.resolve() for path in files]
     if twice := [path for path in files if resolved.count(path.resolve()) > 1]:
         raise ConfigurationError(f"'{twice[0]}' is given twice: a run tells nothing beside itself.")
     results = combine([read_results(path) for path in files], baseline)
-    with sigterm_as_ctrl_c(), OutFolder(out, is_new=False):
+    with signals_as_ctrl_c(), OutFolder(out, is_new=False):
         _show(results, results.notes)
         _write_report(results, out)
 
@@ -190,10 +190,10 @@ def report(
 def _run(options: Any, out: Path | None, api_key: str | None) -> None:
     from paceline.bench.page.renderers import missing_packages
     from paceline.cli.console import show_notes
-    from paceline.cli.termination import sigterm_as_ctrl_c
+    from paceline.cli.termination import signals_as_ctrl_c
 
     folder = out or Path(f"paceline-bench-{datetime.now(UTC):%Y%m%d-%H%M%S}")
-    with sigterm_as_ctrl_c(), OutFolder(folder):
+    with signals_as_ctrl_c(), OutFolder(folder):
         show_notes(missing_packages())
         broken = _measure(options, folder / "requests.jsonl", api_key)
         _conclude(folder, broken)

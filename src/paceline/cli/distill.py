@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -25,6 +26,8 @@ def run_distill(options: DistillOptions) -> None:
             report = distill(options, watcher, interrupts)
     except KeyboardInterrupt:
         console.print(f"Stopped. The same command goes on where {escape(str(options.out))} was left.", soft_wrap=True)
+        if interrupts.status is not None:
+            raise typer.Exit(interrupts.status) from None
         raise
     show_report(report, options)
 

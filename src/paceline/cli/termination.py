@@ -1,37 +1,23 @@
-"""SIGTERM ends a command as Ctrl-C does, with what it has kept and said; the exit status tells them apart."""
+"""SIGTERM and SIGHUP end a command as Ctrl-C does, with what it has kept and said; the exit status tells them apart."""
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import typer
 
-STATUS = 128 + signal.SIGTERM  # 143, what a shell says of a process that SIGTERM ended
+from paceline.ending import ENDING, Ending, receiving
 
 
 @contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Whatever waits for SIGINT (asyncio's runner, a KeyboardInterrupt) sees one; the status is 143 at the end."""
-    if threading.current_thread() is not threading.main_thread():  # no other thread may set a handler
-        yield
-        return
-    came = False
-
-    def on_sigterm(number: int, frame: Any) -> None:
-        nonlocal came
-        came = True
-        signal.raise_signal(signal.SIGINT)
-
-    before = signal.signal(signal.SIGTERM, on_sigterm)
+def signals_as_ctrl_c() -> Iterator[None]:
+    """They raise KeyboardInterrupt, or call what ending.interrupted_by names; the status is 143 or 129 at the end."""
+    ending = Ending()
     try:
-        yield
+        with receiving(ending.receive, ENDING):
+            yield
     except KeyboardInterrupt:
-        if came:
-            raise typer.Exit(STATUS) from None
+        if ending.status is not None:
+            raise typer.Exit(ending.status) from None
         raise
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from paceline.cli.console import console, make_console, say, show_notes
 from paceline.cli.options import model_or_default_pair
+from paceline.cli.termination import signals_as_ctrl_c
 from paceline.cli.verify import read_prompts
 from paceline.cli.writing import OutFolder, write_whole
 from paceline.tune.run import Options, Tuning, tune
@@ -28,7 +29,7 @@ def run_tune(
     arguments = model_or_default_pair(model, engine)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     options = Options(arguments, read_prompts(prompts), max_tokens, temperature, raw)
-    with nullcontext() if out is None else OutFolder(out, is_new=False):
+    with signals_as_ctrl_c(), nullcontext() if out is None else OutFolder(out, is_new=False):
         found = tune(options, say)
         make_console().print(table(found))
         show_notes(found.notes)

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from paceline.arguments import DEFAULT_DRAFT, DEFAULT_MODEL
 from paceline.cli.console import console
+from paceline.cli.termination import signals_as_ctrl_c
 from paceline.cli.writing import claimed_file, write_whole
 from paceline.errors import ConfigurationError, InvalidRequestError
 from paceline.verify.cases import METHODS
@@ -40,7 +41,7 @@ class Files:
         """Before minutes of work: can the report be written, and by nobody else meanwhile?"""
         if self.json is not None and self.html is not None and self.json.resolve() == self.html.resolve():
             raise ConfigurationError(f"--json and --html name one file, {self.json}: give each its own.")
-        with claimed_file(self.json, "--json"), claimed_file(self.html, "--html"):
+        with signals_as_ctrl_c(), claimed_file(self.json, "--json"), claimed_file(self.html, "--html"):
             yield
 
     def write(self, report: Report) -> None:

@@ -5,27 +5,28 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from paceline.ending import ENDING, exit_status, receiving
 
 
 class Interrupts:
-    """Raises KeyboardInterrupt for SIGINT and SIGTERM; inside `deferred`, at its end."""
+    """Raises KeyboardInterrupt for SIGINT, SIGTERM and SIGHUP; inside `deferred`, at its end."""
 
     def __init__(self) -> None:
         self._busy = 0
         self._pending = False
+        self._number: int | None = None
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, where another signal than Ctrl-C's came."""
+        return exit_status(self._number) if self._number in ENDING else None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Only in the main thread: signals are its own."""
-        before = {number: signal.signal(number, self._receive) for number in _SIGNALS}
-        try:
+        """Only in the main thread: signals are its own. Those that are ignored stay ignored."""
+        with receiving(self._receive, (signal.SIGINT, *ENDING)):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -38,7 +39,8 @@ class Interrupts:
             self._pending = False
             raise KeyboardInterrupt
 
-    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+    def _receive(self, number: int) -> None:
+        self._number = number
         if self._busy:
             self._pending = True
         else:

@@ -45,7 +45,7 @@ def read_results(path: Path) -> Results:
 
 def _read(path: Path, text: str) -> Results | None:
     """None: of no kind that is known. Raises what such files bring when they are damaged."""
-    if path.suffix == ".jsonl" and '"kind":"run"' in text[: text.find("\n")]:
+    if _is_raw(text):
         return _sound(summarize(read_raw(path)))
     contents = _objects(path, text)
     if is_own(contents[0]):
@@ -55,6 +55,15 @@ def _read(path: Path, text: str) -> Results | None:
     if vllm_bench.is_vllm(contents[0]):
         return _sound(vllm_bench.read(contents, path))
     return None
+
+
+def _is_raw(text: str) -> bool:
+    """Whether the first line is the header of a run, however its JSON is spaced."""
+    try:
+        first = json.loads(text.partition("\n")[0])
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and first.get("kind") == "run"
 
 
 def _of_earlier_version(results: Results) -> Results:

@@ -31,8 +31,8 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct):
-    """Speculation in numbers. `accepted_per_position[i]`: drafts of place i that were kept; `passes`: the target's, with
-    drafts or without, the prompt's last one among them; None where the server does not say."""
+    """Speculation in numbers. `accepted_per_position[i]`: drafts of place i that were kept; `passes`: of the target,
+    with drafts or without, the prompt's last one among them; None where the server does not say."""
 
     drafts: int = 0
     draft_tokens: int = 0
@@ -87,6 +87,7 @@ class CaseSpan(msgspec.Struct, tag="case", tag_field="kind"):
     counters: dict[str, float] = {}
     accepted_per_position: list[float] = []
     reads: Reads | None = None
+    requests: int | None = None  # how many there are of it in the file
 
 
 class Record(msgspec.Struct, tag="request", tag_field="kind", omit_defaults=True):
@@ -122,15 +123,21 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Raw(msgspec.Struct):
-    """A whole run. Requests of a case without a span (it was interrupted) are left out."""
+    """A run, as it lies in its file."""
 
     header: RunHeader
     spans: list[CaseSpan]
     records: list[Record]
+    is_cut: bool = False  # its last line has no end, and was left out
 
 
 def _line(path: Path, number: int, text: bytes) -> Line:
-    line: Line = _DECODER.decode(text)
+    try:
+        line: Line = _DECODER.decode(text)
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(
+            f"{path} is not a requests.jsonl of paceline bench serve: line {number}: {error}."
+        ) from None
     if isinstance(line, Record) and (problem := _problem(line)):
         raise ConfigurationError(f"{path}, line {number}: {problem}.")
     return line
@@ -164,18 +171,19 @@ class RawWriter:
 
 
 def read_raw(path: Path) -> Raw:
-    """Raises ConfigurationError where the file is not such a run. A last line without an end was being written when the
-    run was killed, and is left out."""
-    try:
-        with path.open("rb") as file:
-            lines = [_line(path, number, line) for number, line in enumerate(file, 1) if line.endswith(b"\n")]
-    except msgspec.DecodeError as error:
-        raise ConfigurationError(f"{path} is not a requests.jsonl of paceline bench serve: {error}.") from None
-    if not lines or not isinstance(lines[0], RunHeader):
+    """Raises ConfigurationError where the file is not such a run, with the line. A last line without an end was being
+    written when the run was killed, and is left out."""
+    from paceline.bench.serve.wholeness import problem
+
+    with path.open("rb") as file:
+        texts = list(enumerate(file, 1))
+    is_cut = bool(texts) and not texts[-1][1].endswith(b"\n")
+    lines = [(number, _line(path, number, text)) for number, text in (texts[:-1] if is_cut else texts)]
+    if not lines or not isinstance(header := lines[0][1], RunHeader):
         raise ConfigurationError(f"{path} does not begin with the header of a run of paceline bench serve.")
-    if lines[0].schema != SCHEMA:
-        raise ConfigurationError(f"{path} is of another version: schema {lines[0].schema}; this one reads {SCHEMA}.")
-    spans = [line for line in lines if isinstance(line, CaseSpan)]
-    complete = {(span.arm, span.load, span.round) for span in spans}
-    records = [line for line in lines if isinstance(line, Record) and (line.arm, line.load, line.round) in complete]
-    return Raw(lines[0], spans, records)
+    if header.schema != SCHEMA:
+        raise ConfigurationError(f"{path} is of another version: schema {header.schema}; this one reads {SCHEMA}.")
+    if found := problem(lines):
+        raise ConfigurationError(f"{path}, {found}.")
+    spans = [line for _, line in lines if isinstance(line, CaseSpan)]
+    return Raw(header, spans, [line for _, line in lines if isinstance(line, Record)], is_cut)

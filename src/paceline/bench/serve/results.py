@@ -38,8 +38,8 @@ class Acceptance(msgspec.Struct):
 
 
 class Passes(msgspec.Struct):
-    """Decoding passes of the target, a row each, with drafts or without, and the tokens that came by them. What a prompt's
-    own pass gives, the first token, is not among them."""
+    """Decoding passes of the target, a row each, with drafts or without, and the tokens that came by them. The first
+    token, which a prompt's own pass gives, is not among them."""
 
     count: float
     tokens: float

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvloop
 
@@ -26,6 +26,7 @@ from paceline.bench.serve.load import closed_loop, open_loop, quiet_collector
 from paceline.bench.serve.options import ServeOptions
 from paceline.bench.serve.prompts import Prompt, arrivals, order
 from paceline.bench.serve.records import SCHEMA, CaseSpan, Load, RawWriter, Record, RunHeader
+from paceline.ending import interrupted_by
 from paceline.errors import PacelineError
 
 _WARMUP_TOKENS = 16
@@ -51,7 +52,23 @@ def interleaved(arms: Sequence[Arm], round_number: int) -> list[Arm]:
 def run(options: ServeOptions, raw: Path, watcher: Watcher, api_key: str | None) -> None:
     """Writes `raw`. Raises PacelineError and KeyboardInterrupt; complete cases are in the file either way."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(options, raw, watcher, api_key))
+        try:
+            runner.run(_until_a_signal(_run(options, raw, watcher, api_key)))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+async def _until_a_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Cancelled, where an exception at whatever line runs might be lost in a callback of the loop."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    cancel = task.cancel
+
+    def interrupt() -> None:
+        loop.call_soon_threadsafe(cancel)
+
+    with interrupted_by(interrupt):
+        await work
 
 
 async def _run(options: ServeOptions, raw: Path, watcher: Watcher, api_key: str | None) -> None:
@@ -175,6 +192,7 @@ class _Session:
             counters=dict(risen.values),
             accepted_per_position=list(risen.accepted_per_position),
             reads=reads,
+            requests=len(records),
         )
         self._place += 1
         self._watcher.case_over()

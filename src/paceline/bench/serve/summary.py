@@ -15,6 +15,7 @@ from paceline.bench.serve.intervals import Estimate, estimate, percentile, rate
 from paceline.bench.serve.passes import passes_of
 from paceline.bench.serve.records import SCHEMA, ArmInfo, CaseSpan, Counts, Load, Raw, Record
 from paceline.bench.serve.results import BENCHMARK, STATISTICS, Acceptance, Case, Results
+from paceline.bench.serve.wholeness import whole
 
 Key = tuple[str, Load]
 _LATE_US = 10_000
@@ -23,7 +24,10 @@ _CLUSTERED = ("itl", "gap")  # values of one request hang together: no interval 
 
 
 def summarize(raw: Raw) -> Results:
-    header = raw.header
+    header, cut = raw.header, raw.is_cut
+    raw, incomplete = whole(raw)
+    if cut:
+        incomplete.insert(0, "The last line of requests.jsonl has no end: it was being written, and is left out.")
     records: dict[Key, list[Record]] = defaultdict(list)
     spans: dict[Key, list[CaseSpan]] = defaultdict(list)
     for record in raw.records:
@@ -48,7 +52,7 @@ def summarize(raw: Raw) -> Results:
         options=header.options,
         arms=header.arms,
         baseline=header.baseline,
-        notes=[*header.notes, *_notes(raw, cases)],
+        notes=[*header.notes, *incomplete, *_notes(raw, cases)],
         cases=cases,
         comparisons=compared,
         break_even=break_even(compared),
