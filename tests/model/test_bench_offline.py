@@ -83,6 +83,12 @@ def test_a_k_that_is_chosen_for_each_step(
     assert [run["adaptive"] for run in found["runs"]] == [False, True]
     assert all(run["decode_tokens"] == 2 * 39 for run in found["runs"])
     assert not any(run["speculation_rested"] for run in found["runs"])
+    for row, run in zip(found["results"], found["runs"], strict=True):
+        assert row["tokens_per_pass"] == run["decode_tokens"] / run["num_passes"]
+        assert run["num_drafts"] <= run["num_passes"] <= 2 * run["decode_steps"]
+        parts = sum(row[f"{part}_ms"] for part in ("draft", "verify", "accept", "host_gap"))
+        assert parts == pytest.approx(row["step_ms"])
+    assert found["runs"][0]["num_passes"] == 2 * 39
 
 
 def test_a_run_that_is_cut_short_keeps_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

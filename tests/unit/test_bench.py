@@ -16,7 +16,7 @@ from paceline.bench.acceptance import SyntheticAcceptance, expected_tokens, rate
 from paceline.bench.ceiling import Ceiling, ModelBytes, model_bytes
 from paceline.bench.measure import Run
 from paceline.bench.offline import Case
-from paceline.bench.report import summaries, warnings
+from paceline.bench.report import result_table, summaries, warnings
 from paceline.bench.shapes import SHAPES, locate_model
 from paceline.bench.sweep import Models, Sweep, plan_engines
 from paceline.cli import main
@@ -96,7 +96,16 @@ def test_derived_figures_come_from_the_median_run() -> None:
         Case(2, 0, loaded, None, [run(0, s, decode_steps=50)]) for loaded, s in ((True, 20.0), (False, 16.0))
     )
     steps = {"decode_steps": 20, "captured_steps": 15, "full_steps": 10, "full_seconds": 4.0}
-    parts = {"draft_seconds": 2.0, "verify_seconds": 4.0, "accept_seconds": 1.0, "num_drafts": 40, "num_passes": 50}
+    parts = {
+        "draft_seconds": 2.0,
+        "verify_seconds": 4.0,
+        "accept_seconds": 1.0,
+        "full_draft_seconds": 1.0,
+        "full_verify_seconds": 2.0,
+        "full_accept_seconds": 0.5,
+        "num_drafts": 40,
+        "num_passes": 50,
+    }
     runs = [run(2, seconds, **steps, **parts, num_accepted_tokens=60) for seconds in (8.0, 10.0, 40.0)]
     ceiling = Ceiling(ModelBytes(90, 1, 1000), ModelBytes(0, 0, 0), 1000.0)
     none, first, second = summaries([Case(2, 2, True, 0.7, runs), plain, bare], ceiling, sweep)
@@ -109,7 +118,10 @@ def test_derived_figures_come_from_the_median_run() -> None:
     assert second["graph_hit_rate"] == 0.75
     assert second["step_ms"] == pytest.approx(400)
     assert second["fraction_of_ceiling"] == pytest.approx((90 + 2 * 20) / 1000 / 0.4)
-    assert [second[f"{part}_ms"] for part in ("draft", "verify", "accept", "host_gap")] == [100, 200, 50, 150]
+    parts_of_a_step = [second[f"{part}_ms"] for part in ("draft", "verify", "accept", "host_gap")]
+    assert parts_of_a_step == [100, 200, 50, 50]  # of full steps
+    assert sum(parts_of_a_step) == second["step_ms"]
+    assert second["speed_up_range"] is None  # K=0 ran once
     assert (second["ttft_ms_mean"], second["ttft_ms_max"]) == (1000, 1500)
     assert second["prefill_tokens_per_second"] == 10
     assert second["prefill_tflops"] == pytest.approx(2 * 1000 * 20 / 2.0 / 1e12)
@@ -121,6 +133,20 @@ def test_a_draft_that_was_laid_to_rest_and_preemptions_are_told() -> None:
     assert [note.split(": ")[0] for note in found] == ["batch 2, K=2", "batch 4, K=0"]
     assert "let it rest" in found[0]
     assert "preempted" in found[1]
+
+
+def test_repeats_tell_how_far_a_gain_varies_and_a_step_below_the_ceiling_is_explained() -> None:
+    sweep = Sweep(batches=(1,), ks=(0, 2), repeats=2)
+    full = {"full_steps": 10, "full_seconds": 4.0}
+    plain = Case(1, 0, True, None, [run(0, seconds, **full) for seconds in (10.0, 8.0)])
+    case = Case(1, 2, True, None, [run(2, seconds, **full) for seconds in (5.0, 5.0)])
+    rows = summaries([plain, case], Ceiling(ModelBytes(90, 1, 1000), ModelBytes(9, 1, 0), 200.0), sweep)
+    assert [row["speed_up_range"] for row in rows] == [None, (1.6, 2.0)]
+    headings = [str(column.header) for column in result_table(rows).columns]
+    assert headings[4:6] == ["vs K=0", "of repeats"]
+    assert "of repeats" not in [str(column.header) for column in result_table(rows[:1]).columns]
+    (said,) = warnings([plain, case], rows)
+    assert said.startswith("batch 1, K=0; batch 1, K=2: above 100 % of the ceiling")
 
 
 def test_an_adaptive_case_stands_last_and_has_no_ceiling_of_its_own() -> None:

@@ -5,7 +5,7 @@ Contract
 - The run has two phases. Prefill lasts until every sequence has its first token; decode is every step after that, to
   the last token of the last sequence. Decode speed is tokens over seconds of the second phase, so the tail, in which
   some sequences have finished, counts.
-- A step is full if all sequences are still running behind it; step times are of full steps.
+- A step is full if all sequences are still running behind it; the time of a step and of its parts is of full steps.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ class Run:
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     accept_seconds: float = 0.0
+    full_draft_seconds: float = 0.0  # of full steps alone, as full_seconds
+    full_verify_seconds: float = 0.0
+    full_accept_seconds: float = 0.0
     num_passes: int = 0  # of the target, a row each, with drafts or without
     num_drafts: int = 0  # of these, with drafts
     num_draft_tokens: int = 0
@@ -77,6 +80,10 @@ class Run:
     @property
     def full_step_seconds(self) -> float:
         return self.full_seconds / self.full_steps if self.full_steps else 0.0
+
+
+def _parts(stats: EngineStats) -> tuple[float, float, float]:
+    return stats.draft_seconds, stats.verify_seconds, stats.accept_seconds
 
 
 class _Clockwork:
@@ -117,6 +124,7 @@ class _Clockwork:
     def decode(self) -> None:
         run, everyone = self.run, self._unfinished
         before = copy.deepcopy(self._engine.stats())
+        parts = _parts(before)
         while self._unfinished:
             started = self._clock()
             deltas = self._engine.step()
@@ -126,9 +134,13 @@ class _Clockwork:
             for delta in deltas:
                 run.decode_tokens += len(delta.token_ids)
                 self._take(delta)
+            earlier, parts = parts, _parts(self._engine.stats())
             if self._unfinished == everyone:
                 run.full_seconds += seconds
                 run.full_steps += 1
+                run.full_draft_seconds += parts[0] - earlier[0]
+                run.full_verify_seconds += parts[1] - earlier[1]
+                run.full_accept_seconds += parts[2] - earlier[2]
         self._count(before, self._engine.stats())
         while self._engine.has_unfinished():  # a step that was submitted ahead
             self._engine.step()

@@ -64,6 +64,7 @@ def summary(case: Case, ceiling: Ceiling, sweep: Sweep, plain: Case | None) -> d
         "decode_tokens_per_second": speed,
         "tokens_per_second_per_user": speed / case.batch,
         "speed_up": speed / plain.median.decode_tokens_per_second if plain else None,
+        "speed_up_range": _range(case, plain),
         "fraction_of_ceiling": seconds / run.full_step_seconds if run.full_steps and not case.adaptive else None,
         "tokens_per_pass": run.tokens_per_pass,
         "tokens_per_drafted_pass": run.tokens_per_drafted_pass,
@@ -77,11 +78,25 @@ def summary(case: Case, ceiling: Ceiling, sweep: Sweep, plain: Case | None) -> d
     }
 
 
+def _range(case: Case, plain: Case | None) -> tuple[float, float] | None:
+    """The least and the most of the repeats, each over the one of K=0 that it took turns with."""
+    if plain is None or plain is case or min(len(case.runs), len(plain.runs)) < 2:
+        return None
+    speeds = [[run.decode_tokens_per_second for run in one.runs] for one in (case, plain)]
+    ratios = [above / below for above, below in zip(*speeds, strict=False) if below]
+    return (min(ratios), max(ratios)) if ratios else None
+
+
 def _split(run: Run) -> dict[str, float]:
-    """Milliseconds of a mean decode step; the host gap is what is in none of the three parts."""
-    steps = max(run.decode_steps, 1)
-    parts = {"draft": run.draft_seconds, "verify": run.verify_seconds, "accept": run.accept_seconds}
-    gap = run.decode_seconds - sum(parts.values())
+    """Milliseconds of the steps whose mean `step_ms` is: full ones, or all where none was full. The host gap is what is
+    in none of the three parts, so that the four add up to the step."""
+    if run.full_steps:
+        steps, whole = run.full_steps, run.full_seconds
+        parts = {"draft": run.full_draft_seconds, "verify": run.full_verify_seconds, "accept": run.full_accept_seconds}
+    else:
+        steps, whole = max(run.decode_steps, 1), run.decode_seconds
+        parts = {"draft": run.draft_seconds, "verify": run.verify_seconds, "accept": run.accept_seconds}
+    gap = whole - sum(parts.values())
     return {f"{name}_ms": _ms(seconds / steps) for name, seconds in {**parts, "host_gap": gap}.items()}
 
 
@@ -108,9 +123,15 @@ def summaries(cases: Sequence[Case], ceiling: Ceiling, sweep: Sweep) -> list[dic
 
 
 def result_table(rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="Decode: tokens a second over all sequences; milliseconds of a step")
+    table = Table(
+        title="Decode: tokens a second over all sequences; milliseconds of a step",
+        caption="step and its parts: steps in which all sequences were running; tok/pass: over all passes of a row, "
+        "with drafts or without",
+        caption_justify="left",
+    )
+    has_range = any(row["speed_up_range"] for row in rows)
     for heading in (
-        "batch", "K", "tok/s", "per user", "vs K=0", "of ceiling", "tok/pass",
+        "batch", "K", "tok/s", "per user", "vs K=0", *(["of repeats"] if has_range else []), "of ceiling", "tok/pass",
         "step", "draft", "verify", "accept", "host gap", "TTFT mean", "max", "graphs",
     ):  # fmt: skip
         table.add_column(heading, justify="right", no_wrap=True)
@@ -118,6 +139,7 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_row(
             str(row["batch"]), _k_in_words(row), f"{row['decode_tokens_per_second']:,.1f}",
             f"{row['tokens_per_second_per_user']:,.1f}", _or_dash(row["speed_up"], "{:.2f}x"),
+            *([_or_dash(row["speed_up_range"], "{0[0]:.2f} to {0[1]:.2f}")] if has_range else []),
             _or_dash(row["fraction_of_ceiling"], "{:.0%}"), f"{row['tokens_per_pass']:.2f}",
             _or_dash(row["step_ms"], "{:.2f}"),
             *(f"{row[name]:.2f}" for name in ("draft_ms", "verify_ms", "accept_ms", "host_gap_ms")),
@@ -126,9 +148,16 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def warnings(cases: Sequence[Case]) -> list[str]:
-    """What makes a figure another thing than it seems."""
+def warnings(cases: Sequence[Case], rows: Sequence[dict[str, Any]] = ()) -> list[str]:
+    """What makes a figure another thing than it seems. `rows`: the summaries of the cases."""
     found = []
+    if over := [row for row in rows if (row["fraction_of_ceiling"] or 0) > 1]:
+        where = "; ".join(f"batch {row['batch']}, K={_k_in_words(row)}" for row in over)
+        found.append(
+            f"{where}: above 100 % of the ceiling, so the ceiling is too low. The bandwidth was measured (or stated) "
+            "below what the memory gives, as beside other work on the machine, or the weights stay in a cache. Run "
+            "again on a quiet machine, or give --bandwidth."
+        )
     for case in cases:
         where = f"batch {case.batch}, {case.words}"
         if case.k and any(run.speculation_rested for run in case.runs):
@@ -176,5 +205,5 @@ def _ms(seconds: float) -> float:
     return seconds * 1e3
 
 
-def _or_dash(value: float | None, text: str) -> str:
+def _or_dash(value: object, text: str) -> str:
     return "-" if value is None else text.format(value)

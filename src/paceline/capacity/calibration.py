@@ -144,7 +144,7 @@ def _residuals(
         k=case.k,
         positions=measured.input_len + measured.output_len / 2,
     )
-    # Parts are means over all steps, the tail's among them: compared by their shares of the step.
+    # In documents of earlier versions parts are means over all steps, the tail's among them: compared by their shares.
     whole = case.draft + case.verify
     if case.k and whole > 0 and case.draft > 0:
         yield _PART_WEIGHT * log((full.draft / full.verify) / (case.draft / case.verify))

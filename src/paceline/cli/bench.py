@@ -186,23 +186,26 @@ def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None, cas
             configurations.append(table)
             show_configuration(table)
 
+        def rows() -> list[dict[str, Any]]:
+            return report.summaries(cases, ceiling, sweep)
+
         def content(*more: str) -> dict[str, Any]:
             return report.document(
                 environment=environment(config.device),
                 options={"models": asdict(models), "sweep": asdict(sweep)},
                 configurations=configurations,
                 ceiling=ceiling,
-                rows=report.summaries(cases, ceiling, sweep),
+                rows=rows(),
                 cases=cases,
-                notes=[*notes, *report.warnings(cases), *more],
+                notes=[*notes, *report.warnings(cases, rows()), *more],
             )
 
         for plan in plans:
             for case in run_cases(plan, sweep, acceptance, say=say, described=described):
                 cases.append(case)
                 _write(out, content, "The run had not ended when this was written.")
-    console.print(report.result_table(report.summaries(cases, ceiling, sweep)))
-    show_notes(report.warnings(cases))
+    console.print(report.result_table(rows()))
+    show_notes(report.warnings(cases, rows()))
     _write(out, content)
     print(report.as_line(content()))
 
