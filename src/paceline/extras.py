@@ -6,5 +6,5 @@ import sys
 
 
 def to_install(extra: str) -> str:
-    """For messages. The package is on no index, so its folder is where pip finds it."""
-    return f"{sys.executable} -m pip install '.[{extra}]' in the folder of Paceline's sources"
+    """For messages. The package is on no index, so its folder is where pip finds it; -e, as it is installed there."""
+    return f"{sys.executable} -m pip install -e '.[{extra}]' in the folder of Paceline's sources"

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from paceline.bench.sweep import Models, Sweep, plan_engines
 from paceline.capacity.calibration import predict
+from paceline.capacity.comparison import gpu_names
 from paceline.capacity.efficiency import Efficiency
 from paceline.capacity.hardware import load_gpus
 from paceline.capacity.measurement import read_measurement
@@ -294,3 +296,31 @@ def test_a_comparison_goes_on_where_a_cloud_lacks_a_gpu() -> None:
     text = plan(*SMALL, "--gpu", "h100,mi325x", "--cloud", "lambda").stdout
     assert "none is known at that cloud for mi325x" in text
     assert "no price" in refused(plan(*SMALL, "--gpu", "mi325x,l4", "--cloud", "lambda"))
+
+
+def test_what_is_wrong_with_a_config_is_said_of_the_file_given(tmp_path: Path) -> None:
+    config = tmp_path / "badcfg.json"
+    config.write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "hidden_size": 64}))
+    with pytest.raises(ConfigurationError) as refused:
+        read_request(Request(model=str(config)))
+    assert str(config) in str(refused.value)
+    assert "paceline-plan-" not in str(refused.value)
+    models = Models(model=str(config), engine={"device": "cpu"})
+    with pytest.raises(ConfigurationError) as refused:
+        plan_engines(models, Sweep(), tmp_path / "copies")
+    assert "copies" not in str(refused.value)
+
+
+def test_all_stands_alone() -> None:
+    with pytest.raises(ConfigurationError, match="'all' stands alone"):
+        gpu_names("all,h200", load_gpus())
+
+
+def test_a_price_of_a_day_to_come_is_refused(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    lines = ["[[prices]]", 'cloud = "c"', 'gpu = "h200"', "usd_per_gpu_hour = 2.0", 'source = "s"']
+    prices.write_text("\n".join([*lines, 'checked = "2131-01-01"']))
+    with pytest.raises(ConfigurationError, match="checked is 2131-01-01, which is yet to come"):
+        load_prices(prices)
+    prices.write_text("\n".join([*lines, 'checked = "2025-01-01"']))
+    assert load_prices(prices)[0].checked == "2025-01-01"

@@ -15,7 +15,7 @@ from paceline.kernels import triton_support
 def kernels_are_run():
     """On the GPU, or interpreted with the rounding of the hardware."""
     if triton_support.triton is None:
-        pytest.skip("Triton is not installed: pip install '.[gpu]'")
+        pytest.skip("Triton is not installed: pip install -e '.[gpu]'")
     if torch.cuda.is_available():
         yield
         return

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 import typer
-from bench_serve_fakes import canned_server, info, record, span, speculating, two_arms
+from bench_serve_fakes import canned_server, chunk, chunked, info, record, span, speculating, two_arms
 from bench_serve_fakes import raw as run_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,13 +30,17 @@ from typer.testing import CliRunner
 from paceline.bench.environment import processor_in_words
 from paceline.bench.page.charts import charts
 from paceline.bench.page.markdown import markdown
+from paceline.bench.page.png import write_png
 from paceline.bench.page.terminal import tables
-from paceline.bench.serve.across import combine
+from paceline.bench.serve.across import combine, refuse_one_run_twice
+from paceline.bench.serve.ask import speculation_counts
 from paceline.bench.serve.compare import break_even
 from paceline.bench.serve.intervals import Estimate
+from paceline.bench.serve.options import ServeOptions
+from paceline.bench.serve.prompts import Prompt, read_prompts
 from paceline.bench.serve.reading import read_results
 from paceline.bench.serve.records import Load, RawWriter, read_raw
-from paceline.bench.serve.results import Comparison
+from paceline.bench.serve.results import Comparison, write_results
 from paceline.bench.serve.summary import summarize
 from paceline.cli.app import app
 from paceline.cli.termination import signals_as_ctrl_c
@@ -354,6 +359,109 @@ def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vllm.json").write_text(json.dumps(VLLM))
     path = str(tmp_path / "vllm.json")
     assert "is given twice" in bench("report", path, path, "--out", str(tmp_path / "out"))
+    (tmp_path / "copy.json").write_text(json.dumps(VLLM, indent=2))
+    said = bench("report", path, str(tmp_path / "copy.json"), "--out", str(tmp_path / "out"))
+    assert f"'{path}' and '{tmp_path / 'copy.json'}' hold the same run" in said
+
+
+def test_a_run_beside_itself_is_refused_however_it_is_named(tmp_path: Path) -> None:
+    whole, run = two_arms(), tmp_path / "run"
+    run.mkdir()
+    writer = RawWriter(run / "requests.jsonl", whole.header)
+    writer.write([*whole.records, *whole.spans])
+    writer.close()
+    write_results(run / "bench.json", summarize(whole))
+    for other in ("bench.json", "requests.jsonl"):
+        said = bench("report", str(run), str(run / other), "--out", str(tmp_path / "out"))
+        assert "hold the same run" in said
+    other_day = msgspec.structs.replace(summarize(whole), environment={"date": "2026-12-01"})
+    refuse_one_run_twice(["a", "b"], [summarize(whole), other_day])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"output_throughput": -5}, "output_throughput is -5, and total_output_tokens over duration 300"),
+        ({"request_throughput": 150}, "request_throughput is 150, and completed over duration 1.5"),
+        (
+            {"completed": 0, "request_throughput": 0, "failed": 0},
+            "0 failed of 0 requests, so that nothing was",
+        ),
+        ({"completed": 0, "request_throughput": 0, "failed": 10}, "10 failed of 10 requests"),
+        ({"max_concurrency": 0}, "a max_concurrency of 0"),
+        ({"duration": 0}, "a duration of 0 s"),
+        ({"mean_ttft_ms": -3}, "value of -3, below 0"),
+    ],
+)
+def test_figures_out_of_all_reason_are_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    (tmp_path / "vllm.json").write_text(json.dumps(VLLM | change))
+    with pytest.raises(ConfigurationError, match=said):
+        read_results(tmp_path / "vllm.json")
+
+
+@pytest.mark.parametrize("tokens", [10**30, 10**13, -5])
+def test_a_server_that_counts_what_cannot_be_is_refused(tmp_path: Path, tokens: int) -> None:
+    def reply(path: str, asked: dict[str, Any]) -> list[bytes] | None:
+        if path != "/v1/chat/completions":
+            return speculating(path, asked)
+        return [chunked(chunk(" w", tokens=tokens, finish="length"), b"data: [DONE]\n\n")]
+
+    with canned_server(reply) as (address, _):
+        said = bench("serve", "--url", address, "--out", str(tmp_path / "out"), "--max-tokens", "9")
+    assert "an event is not a chunk of an answer" in said
+    assert "completion_tokens" in said
+
+
+def test_metrics_that_are_none_are_left_out() -> None:
+    odd = [{"num_spec_steps": "x"}, {"num_accepted_draft_tokens": -1}, {"num_passes": -1}, {"num_draft_tokens": 10**20}]
+    for metrics in ({"acceptance_histogram": 5}, *({"acceptance_histogram": [1]} | one for one in odd)):
+        assert speculation_counts(metrics) is None
+
+
+@pytest.mark.parametrize(
+    ("urls", "said"),
+    [
+        (["=http://h"], "the name in front of '=' is empty"),
+        (["http://h", "http://h/v1"], "this is the server of --url http://h;"),
+        (["http://h:1/", "http://h:1"], "this is the server of"),
+    ],
+)
+def test_a_server_beside_itself_needs_names(tmp_path: Path, urls: list[str], said: str) -> None:
+    options = [word for url in urls for word in ("--url", url)]
+    assert said in bench("serve", *options, "--out", str(tmp_path / "out"))
+
+
+def test_dash_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for write in (
+        lambda: write_whole(Path("-"), "x"),
+        lambda: OutFolder(Path("-")),
+        lambda: claimed_file(Path("-")).__enter__(),
+    ):
+        with pytest.raises(ConfigurationError, match="Standard output is /dev/stdout"):
+            write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prompts_with_a_mark_in_front_are_read(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"prompt": "one"}\n')
+    (prompt,) = read_prompts(tmp_path / "p.jsonl")
+    assert prompt.turns == ("one",)
+    options = ServeOptions(servers={"a": "http://h"}, prompts=tmp_path / "p.jsonl", seeds=[0])
+    assert not any("odd number of seeds" in note for note in options.notes([prompt], num_arms=1))
+    assert any("odd number of seeds" in note for note in options.notes([prompt], num_arms=2))
+    several = Prompt(0, "qa", ("one", "two"))
+    assert any(note.startswith("1 prompt has further turns") for note in options.notes([several]))
+
+
+def test_a_picture_has_room_for_its_labels_and_no_warning_of_an_emoji(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = summarize(two_arms())
+    results.arms[0].hardware = "\N{ROCKET} box"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_png(results, tmp_path / "report.png")
+    assert (tmp_path / "report.png").stat().st_size > 1000
 
 
 @pytest.fixture

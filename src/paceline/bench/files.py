@@ -27,7 +27,7 @@ def read_text(path: Path, option: str = "") -> str:
     """Raises ConfigurationError that names the option (none: an argument), the file and why."""
     name = f"{option} '{path}'".strip()
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # with or without the mark that some editors put first
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigurationError(f"{name} cannot be read: {reason}.") from None

@@ -124,6 +124,13 @@ def locate_model(name: str, folder: Path) -> Located:
     )
 
 
+def said_of(error: ConfigurationError, located: str, given: str) -> ConfigurationError:
+    """What is wrong is said of what the user gave, where `located` is a copy of it."""
+    if located == given or not Path(given).is_file():
+        return error
+    return ConfigurationError(str(error).replace(str(Path(located) / "config.json"), given).replace(located, given))
+
+
 def _write(config: dict[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

@@ -16,7 +16,7 @@ from paceline.arguments.resolve import MAX_NUM_BATCHED_TOKENS
 from paceline.bench.acceptance import SyntheticAcceptance
 from paceline.bench.bounds import Bounds
 from paceline.bench.measure import Workload
-from paceline.bench.shapes import Located, locate_model
+from paceline.bench.shapes import Located, locate_model, said_of
 from paceline.config import EngineConfig
 from paceline.errors import ConfigurationError
 
@@ -119,7 +119,11 @@ def plan_engines(models: Models, sweep: Sweep, folder: Path) -> tuple[list[Engin
     plans, notes = [], []
     for ks in _groups(sweep.ks, models.acceptance):
         most = sweep.most if sweep.adaptive else max(ks)
-        resolved = resolve_arguments(_arguments(models, sweep, target, draft, most))
+        try:
+            resolved = resolve_arguments(_arguments(models, sweep, target, draft, most))
+        except ConfigurationError as error:
+            error = said_of(error, target.model, models.model)
+            raise (said_of(error, draft.model, models.draft or "") if draft else error) from None
         config = _named(resolved.config, target, draft)
         plans.append(EnginePlan(config, ks, has_draft=most > 0, most=most, adaptive=sweep.adaptive))
         notes += [note for note in resolved.notes if note not in notes]

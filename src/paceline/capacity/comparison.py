@@ -31,6 +31,8 @@ def gpu_names(words: str, gpus: Mapping[str, Gpu]) -> list[str]:
     parts = [word.strip() for word in words.split(",")]
     if "" in parts:
         raise ConfigurationError(f"--gpu '{words}': a name is empty; give names separated by single commas.")
+    if "all" in parts:
+        raise ConfigurationError(f"--gpu '{words}': 'all' stands alone, since it is every GPU that is known.")
     found: list[str] = []
     for word in parts:
         key = find_gpu(word, gpus).key

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from datetime import date
+from datetime import UTC, date, datetime, timedelta
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from paceline.bench.bounds import Bounds
 from paceline.bench.files import read_text
 from paceline.errors import ConfigurationError, did_you_mean
 
+_PACKAGED = date(2026, 11, 30)  # of the packaged files: they are read where the clock is behind, too
 _RATE = Bounds(1e-3, 1e6)  # of no card, on either side: formulas divide by these
 _BOUNDS = {
     "memory_gib": _RATE,
@@ -141,11 +143,12 @@ def check_kind(value: Any, kind: str, where: str) -> None:
 
 def checked_date(value: Any, where: str) -> str:
     """A day, as text such as 2026-11-30 or as TOML's own kind."""
-    if type(value) is date:
-        return value.isoformat()
-    try:
-        if isinstance(value, str) and len(value) == len("2026-11-30"):
-            return date.fromisoformat(value).isoformat()
-    except ValueError:
-        pass
+    found = value if type(value) is date else None
+    if isinstance(value, str) and len(value) == len("2026-11-30"):
+        with suppress(ValueError):
+            found = date.fromisoformat(value)
+    if found is not None:
+        if found > max(datetime.now(UTC).date(), _PACKAGED) + timedelta(days=1):  # somewhere it is tomorrow
+            raise ConfigurationError(f"{where} is {found}, which is yet to come: give the day on which that was so.")
+        return found.isoformat()
     raise ConfigurationError(f'{where} must be the date on which that was so, such as "2026-11-30", not {value!r}.')

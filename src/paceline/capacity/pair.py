@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from paceline.bench.ceiling import layer_linears, linear_bytes
-from paceline.bench.shapes import locate_model
+from paceline.bench.shapes import locate_model, said_of
 from paceline.capacity.hardware import Gpu
 from paceline.config import ModelConfig
 from paceline.errors import ConfigurationError
@@ -103,7 +103,7 @@ def read_model(
         raise ConfigurationError(f"--kv-cache-dtype '{kv_cache_dtype}': auto or fp8.")
     with TemporaryDirectory(prefix="paceline-plan-") as folder:
         path = _directory(name, Path(folder))
-        architecture = read_architecture(path)
+        architecture = read_named(path, name)
     if max_model_len > architecture.max_position_embeddings:
         raise ConfigurationError(
             f"{role} '{name}' knows {architecture.max_position_embeddings:,} positions, but --max-model-len (or the "
@@ -136,6 +136,13 @@ def read_model(
         products=_products(architecture, formats),
         head=head,
     )
+
+
+def read_named(path: Path, name: str) -> Architecture:
+    try:
+        return read_architecture(path)
+    except ConfigurationError as error:
+        raise said_of(error, str(path), name) from None
 
 
 def _directory(name: str, folder: Path) -> Path:

@@ -174,14 +174,16 @@ def report(
 
       paceline bench report guidellm.json bench.json --out compared
     """
-    from paceline.bench.serve.across import combine
+    from paceline.bench.serve.across import combine, refuse_one_run_twice
     from paceline.bench.serve.reading import read_results
     from paceline.cli.termination import signals_as_ctrl_c
 
     resolved = [path.resolve() for path in files]
     if twice := [path for path in files if resolved.count(path.resolve()) > 1]:
         raise ConfigurationError(f"'{twice[0]}' is given twice: a run tells nothing beside itself.")
-    results = combine([read_results(path) for path in files], baseline)
+    parts = [read_results(path) for path in files]
+    refuse_one_run_twice([str(path) for path in files], parts)
+    results = combine(parts, baseline)
     with signals_as_ctrl_c(), OutFolder(out, is_new=False):
         _show(results, results.notes)
         _write_report(results, out)
@@ -291,9 +293,18 @@ def _loads(concurrency: str | None, rate: str | None) -> list[Load]:
 
 def _servers(given: Sequence[str]) -> dict[str, str]:
     """name -> address; without a name, host and port are one."""
+    from paceline.bench.serve.http_stream import server_url
+
     found: dict[str, str] = {}
     for text in given:
         name, address = _named(text) if "://" not in text.partition("=")[0] else ("", text)
+        if name == "" and text.startswith("="):
+            raise ConfigurationError(f"--url {short(text)}: the name in front of '=' is empty.")
+        if not name and (same := [other for other in found.values() if server_url(other) == server_url(address)]):
+            raise ConfigurationError(
+                f"--url {short(address)}: this is the server of --url {short(same[0])}; beside itself it tells "
+                "nothing. If that is what you want to see, give each a name: --url a=… --url b=…"
+            )
         name = name or address.partition("://")[2].rstrip("/")
         if name in found:
             raise ConfigurationError(f"--url: two servers are named '{name}'. Give names: --url NAME={address}")

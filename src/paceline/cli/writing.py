@@ -23,8 +23,14 @@ def refusal(option: str, path: Path, error: OSError) -> Exception:
     return ConfigurationError(f"{option} '{path}' cannot be written: {error.strerror or error}.")
 
 
+def _refuse_dash(path: Path, option: str) -> None:
+    if str(path) == "-":
+        raise ConfigurationError(f"{option} - would be called '-': give a name. Standard output is /dev/stdout.")
+
+
 def write_whole(path: Path, text: str, option: str = "--out") -> None:
     """Under another name first, so that no half file bears this one."""
+    _refuse_dash(path, option)
     try:
         target = path.resolve()  # where a link leads, not the link
         if target.exists() and not target.is_file():  # a pipe, /dev/stdout: cannot be replaced
@@ -42,6 +48,7 @@ def write_whole(path: Path, text: str, option: str = "--out") -> None:
 
 def check_file(path: Path, option: str = "--out") -> None:
     """Raises ConfigurationError if `path` could not be written; leaves nothing."""
+    _refuse_dash(path, option)
     if path.is_dir():
         raise ConfigurationError(f"{option} '{path}' is a folder: give the name of a file.")
     if not path.exists():
@@ -59,6 +66,7 @@ def check_folder(folder: Path, option: str = "--out", named: Path | None = None)
 
 def make_folder(path: Path, option: str = "--out") -> None:
     """There and writable from here on, whatever it holds. Raises ConfigurationError if it cannot be."""
+    _refuse_dash(path, option)
     try:
         if path.exists() and not path.is_dir():
             raise ConfigurationError(f"{option} '{path}' is a file: give the name of a folder.")

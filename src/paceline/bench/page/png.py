@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ def write_png(results: Results, path: Path) -> None:
         figure.text(0.5, 1 - 0.45 / height, short, fontsize=9, color="#b00020", ha="center", parse_math=False)
     for place, chart in enumerate(drawn):
         _draw(figure.add_subplot(lines, _COLUMNS, place + 1), chart)
-    figure.savefig(path, dpi=_DPI, format="png")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # an emoji in a name: a box is drawn
+        figure.savefig(path, dpi=_DPI, format="png")
 
 
 def _draw(axes: Any, chart: Chart) -> None:
@@ -64,6 +67,7 @@ def _line(axes: Any, series: Series) -> None:
     )  # fmt: skip
     for x, y, label in zip(series.x, series.y, series.labels or [""] * len(series.y), strict=True):
         if label:
+            axes.margins(0.08, 0.12)  # room for the label of a point at the edge
             axes.annotate(label, (x, y), fontsize=7, textcoords="offset points", xytext=(0, 5), ha="center")
 
 

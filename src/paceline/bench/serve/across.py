@@ -64,6 +64,26 @@ def combine(parts: Sequence[Results], baseline: str | None) -> Results:
     )
 
 
+def refuse_one_run_twice(names: Sequence[str], parts: Sequence[Results]) -> None:
+    """By what was measured, not by where it lies: a copy, or a folder and a file in it, is the same run."""
+    seen: dict[object, str] = {}
+    for name, part in zip(names, parts, strict=True):
+        for key in _measured(part):
+            if (before := seen.setdefault(key, name)) != name:
+                raise ConfigurationError(
+                    f"'{before}' and '{name}' hold the same run: it tells nothing beside itself. Give each run once."
+                )
+
+
+def _measured(part: Results) -> set[object]:
+    """What no two runs have alike: seconds are measured to the microsecond."""
+    return {
+        (part.environment.get("date"), case.load, case.num_requests, case.output_tokens, case.seconds)
+        for case in part.cases
+        if case.seconds is not None
+    }
+
+
 def _one(part: Results, baseline: str | None) -> Results:
     if baseline in (None, part.baseline):
         return part

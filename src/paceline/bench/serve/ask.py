@@ -112,9 +112,14 @@ def fill(record: Record, listener: Listener) -> Record:
 
 def speculation_counts(metrics: dict[str, Any] | None) -> Counts | None:
     """`metrics.speculative_decoding` of an answer: vLLM's form (a histogram of drafts by how many were kept), or counts
-    by position."""
-    if not metrics:
+    by position. None where they are neither."""
+    try:
+        return msgspec.convert(_counts(metrics), Counts) if metrics else None
+    except (TypeError, ValueError, AttributeError, msgspec.ValidationError):
         return None
+
+
+def _counts(metrics: dict[str, Any]) -> dict[str, Any]:
     histogram = metrics.get("acceptance_histogram")
     if histogram is not None:
         per_position = [sum(histogram[place + 1 :]) for place in range(len(histogram) - 1)]
@@ -122,13 +127,13 @@ def speculation_counts(metrics: dict[str, Any] | None) -> Counts | None:
     else:
         per_position = metrics.get("num_accepted_tokens_per_pos") or []
         drafts, accepted = metrics.get("num_drafts", 0), metrics.get("num_accepted_tokens")
-    return Counts(
-        drafts=drafts,
-        draft_tokens=metrics.get("num_draft_tokens", 0),
-        accepted_tokens=sum(per_position) if accepted is None else accepted,
-        accepted_per_position=list(per_position),
-        passes=metrics.get("num_passes"),
-    )
+    return {
+        "drafts": drafts,
+        "draft_tokens": metrics.get("num_draft_tokens", 0),
+        "accepted_tokens": sum(per_position) if accepted is None else accepted,
+        "accepted_per_position": list(per_position),
+        "passes": metrics.get("num_passes"),
+    }
 
 
 def now_ns() -> int:

@@ -153,7 +153,7 @@ class ServeOptions:
             return synthetic_prompts(max(map(self.count_of, self.loads)), self.input_len, self.seeds[0])
         return builtin_prompts()
 
-    def notes(self, prompts: Sequence[Prompt]) -> list[str]:
+    def notes(self, prompts: Sequence[Prompt], num_arms: int = 2) -> list[str]:
         """What a reader of the figures must know."""
         found = []
         if self.input_len is not None:
@@ -167,13 +167,13 @@ class ServeOptions:
             found.append("Ends are ignored: text past its end repeats itself, which flatters drafts.")
         most = max(map(self.count_of, self.loads))
         if self.prompts is not None and most > len(prompts):
-            found.append(
-                f"{most} prompts are asked a case and {self.prompts.name} has {len(prompts)}: some come again."
-            )
+            are = "prompt is" if most == 1 else "prompts are"
+            found.append(f"{most} {are} asked a case and {self.prompts.name} has {len(prompts)}: some come again.")
         later = sum(len(prompt.turns) > 1 for prompt in prompts)
         if later and not self.all_turns:
-            found.append(f"{later} prompts have further turns; the first is asked (--all-turns asks all).")
-        if len(self.seeds) % 2:
+            have = "1 prompt has" if later == 1 else f"{later} prompts have"
+            found.append(f"{have} further turns; the first is asked (--all-turns asks all).")
+        if len(self.seeds) % 2 and num_arms > 1:
             found.append(
                 "An odd number of seeds: over an even number, every arm comes first as often as last, and a drift of "
                 "the machine cancels out."

@@ -84,6 +84,7 @@ def _sound(results: Results) -> Results:
     """Raises ValueError where parts do not fit each other, or a figure is of another kind or size than any measured."""
     content = msgspec.to_builtins(results)
     _check_sizes({name: content[name] for name in ("arms", "cases", "comparisons", "break_even")})
+    _check_signs(content["cases"])
     results = msgspec.convert(content, Results)
     names = [arm.name for arm in results.arms]
     for compared in results.comparisons:
@@ -92,6 +93,8 @@ def _sound(results: Results) -> Results:
     for case in results.cases:
         if case.arm not in names:
             raise ValueError(f"a case of the arm {case.arm!r}, which is not among {names}")
+        if not 0 <= case.num_failed < case.num_requests:
+            raise ValueError(f"{case.num_failed} failed of {case.num_requests} requests, so that nothing was measured")
         if not 0 < case.load.value < float("inf"):
             raise ValueError(f"a load of {case.load.value}")
         if case.slice_seconds and (len(case.slice_seconds) != len(case.slice_rates) or min(case.slice_seconds) <= 0):
@@ -107,6 +110,15 @@ def _check_sizes(part: Any) -> None:
             _check_sizes(value)
     elif isinstance(part, int | float) and not abs(part) <= _LARGEST:
         raise ValueError("a figure beyond anything that can be measured")
+
+
+def _check_signs(part: Any, name: str = "") -> None:
+    """Edges of intervals alone may be below 0: some tools take them from a normal law."""
+    if isinstance(part, dict | list):
+        for key, value in part.items() if isinstance(part, dict) else ((name, value) for value in part):
+            _check_signs(value, key)
+    elif isinstance(part, int | float) and part < 0 and name != "low":
+        raise ValueError(f"{name} of {part:g}, below 0")
 
 
 def _in_words(error: Exception) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.bench.serve.sse import Count
 from paceline.errors import ConfigurationError
 
 SCHEMA = 1
@@ -34,11 +35,11 @@ class Counts(msgspec.Struct):
     """Speculation in numbers. `accepted_per_position[i]`: drafts of place i that were kept; `passes`: of the target,
     with drafts or without, the prompt's last one among them; None where the server does not say."""
 
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    accepted_per_position: list[int] = []
-    passes: int | None = None
+    drafts: Count = 0
+    draft_tokens: Count = 0
+    accepted_tokens: Count = 0
+    accepted_per_position: list[Count] = []
+    passes: Count | None = None
 
 
 class ArmInfo(msgspec.Struct):

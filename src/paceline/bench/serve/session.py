@@ -80,7 +80,7 @@ async def _run(options: ServeOptions, raw: Path, watcher: Watcher, api_key: str 
         options=recorded(options),
         arms=[arm.info for arm in arms],
         baseline=baseline_of([arm.info for arm in arms], options.baseline),
-        notes=[*options.notes(prompts), *notes],
+        notes=[*options.notes(prompts, len(arms)), *notes],
     )
     watcher.opened(header)
     writer = RawWriter(raw, header)

@@ -5,20 +5,22 @@ Each `data:` line is taken as one event, as every such server writes them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from paceline.errors import PacelineError
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**12)]  # of tokens
+
 
 class Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
     prompt_tokens_details: Details | None = None
 
 

@@ -202,15 +202,18 @@ def _notes(raw: Raw, cases: Sequence[Case]) -> list[str]:
             )
     late = [record for record in raw.records if record.lag_us > _LATE_US]
     if late:
-        found.append(f"{len(late)} requests were sent more than 10 ms after their arrival time: this client was late.")
+        requests = "1 request was" if len(late) == 1 else f"{len(late)} requests were"
+        found.append(f"{requests} sent more than 10 ms after the arrival time: this client was late.")
     odd = [r for r in raw.records if not r.error and r.completion_tokens not in (None, r.num_tokens)]
     if odd:
+        answers = "1 answer" if len(odd) == 1 else f"{len(odd)} answers"
         found.append(
-            f"{len(odd)} answers carried another number of tokens in their chunks than in their usage: for example "
+            f"{answers} carried another number of tokens in the chunks than in the usage: for example "
             f"{odd[0].num_tokens} and {odd[0].completion_tokens}."
         )
     found += arrival_notes(raw.spans)
     preempted = sum(span.counters.get("preemptions", 0) for span in raw.spans)
     if preempted:
-        found.append(f"{preempted:g} sequences were preempted for want of KV blocks: the server's cache is small.")
+        sequences = "1 sequence was" if preempted == 1 else f"{preempted:g} sequences were"
+        found.append(f"{sequences} preempted for want of KV blocks: the server's cache is small.")
     return found

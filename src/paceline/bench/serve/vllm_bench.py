@@ -15,6 +15,7 @@ from paceline.bench.serve.passes import undrafted
 from paceline.bench.serve.records import SCHEMA, ArmInfo, Load
 from paceline.bench.serve.results import BENCHMARK, STATISTICS, Acceptance, Case, Passes, Results
 
+_LITTLE = 0.02  # rounding
 _METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "gap", "e2el": "e2e"}
 
 
@@ -43,6 +44,8 @@ def read(contents: Sequence[dict[str, Any]], path: Path) -> Results:
 def _case(arm: str, content: dict[str, Any]) -> Case:
     load = _load(content)
     speed = float(content["output_throughput"])
+    for name, counted in (("output_throughput", "total_output_tokens"), ("request_throughput", "completed")):
+        _check_rate(content, name, counted)
     median = content.get("median_tpot_ms")
     users = load.value if load.kind == "users" else None
     return Case(
@@ -65,10 +68,22 @@ def _case(arm: str, content: dict[str, Any]) -> Case:
     )
 
 
+def _check_rate(content: dict[str, Any], name: str, counted: str) -> None:
+    """Raises ValueError where a rate is not what it is the rate of."""
+    seconds = float(content["duration"])
+    if not seconds > 0:
+        raise ValueError(f"a duration of {seconds:g} s")
+    said, is_so = float(content[name]), float(content[counted]) / seconds
+    if not abs(said - is_so) <= _LITTLE * max(is_so, 1e-9):
+        raise ValueError(f"{name} is {said:g}, and {counted} over duration {is_so:.4g}")
+
+
 def _load(content: dict[str, Any]) -> Load:
     rate, users = content.get("request_rate", "inf"), content.get("max_concurrency")
     if rate not in ("inf", None) and float(rate) != float("inf"):
         return Load("rate", float(rate))
+    if users is not None and not float(users) > 0:
+        raise ValueError(f"a max_concurrency of {users}")
     return Load("users", float(users or content.get("num_prompts") or content["completed"]))
 
 
