@@ -143,8 +143,8 @@ def test_repeats_tell_how_far_a_gain_varies_and_a_step_below_the_ceiling_is_expl
     rows = summaries([plain, case], Ceiling(ModelBytes(90, 1, 1000), ModelBytes(9, 1, 0), 200.0), sweep)
     assert [row["speed_up_range"] for row in rows] == [None, (1.6, 2.0)]
     headings = [str(column.header) for column in result_table(rows).columns]
-    assert headings[4:6] == ["vs K=0", "of repeats"]
-    assert "of repeats" not in [str(column.header) for column in result_table(rows[:1]).columns]
+    assert headings[4:6] == ["vs K=0", "repeats"]
+    assert "repeats" not in [str(column.header) for column in result_table(rows[:1]).columns]
     (said,) = warnings([plain, case], rows)
     assert said.startswith("batch 1, K=0; batch 1, K=2: above 100 % of the ceiling")
 

@@ -16,7 +16,7 @@ from paceline.bench.measure import Run
 from paceline.bench.offline import Case
 from paceline.bench.sweep import Sweep
 
-_WIDTH = 150  # where the output is no terminal
+_WIDTH = 170  # where the output is no terminal
 
 
 def make_console() -> Console:
@@ -131,7 +131,7 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
     )
     has_range = any(row["speed_up_range"] for row in rows)
     for heading in (
-        "batch", "K", "tok/s", "per user", "vs K=0", *(["of repeats"] if has_range else []), "of ceiling", "tok/pass",
+        "batch", "K", "tok/s", "per user", "vs K=0", *(["repeats"] if has_range else []), "of ceiling", "tok/pass",
         "step", "draft", "verify", "accept", "host gap", "TTFT mean", "max", "graphs",
     ):  # fmt: skip
         table.add_column(heading, justify="right", no_wrap=True)
@@ -139,7 +139,7 @@ def result_table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_row(
             str(row["batch"]), _k_in_words(row), f"{row['decode_tokens_per_second']:,.1f}",
             f"{row['tokens_per_second_per_user']:,.1f}", _or_dash(row["speed_up"], "{:.2f}x"),
-            *([_or_dash(row["speed_up_range"], "{0[0]:.2f} to {0[1]:.2f}")] if has_range else []),
+            *([_or_dash(row["speed_up_range"], "{0[0]:.2f}-{0[1]:.2f}")] if has_range else []),
             _or_dash(row["fraction_of_ceiling"], "{:.0%}"), f"{row['tokens_per_pass']:.2f}",
             _or_dash(row["step_ms"], "{:.2f}"),
             *(f"{row[name]:.2f}" for name in ("draft_ms", "verify_ms", "accept_ms", "host_gap_ms")),
