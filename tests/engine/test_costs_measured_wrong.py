@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from engine.speculation_simulator import (
@@ -18,6 +20,7 @@ from engine.speculation_simulator import (
     steady,
 )
 
+from paceline.engine import calibration
 from paceline.engine.controller import SpeculationController
 from paceline.engine.goodput import Choice, DraftingRow
 from paceline.engine.plain_trials import PlainTrials
@@ -146,3 +149,12 @@ def test_bad_luck_of_a_single_user_is_soon_known_as_such() -> None:
     requests[0].law = steady(0.78)
     run_adaptive(machine, controller, requests, 60, most=5)
     assert not controller.is_resting
+
+
+def test_no_time_of_a_cpus_calibration_goes_to_steps_that_never_pay() -> None:
+    """32 rows of eight tokens took a quarter of the time, and the grid of small steps was left unfinished."""
+    bench: Any = SimpleNamespace(most=7, fits=lambda rows, k: True)
+    grid = {rows: calibration._draft_counts(bench, rows) for rows in (1, 4, 8, 16, 32, 128)}
+    assert grid == {1: [0, 1, 7], 4: [0, 1, 7], 8: [0, 1, 7], 16: [0, 1, 3], 32: [0, 1], 128: [0, 1]}
+    bench.most = 0
+    assert calibration._draft_counts(bench, 8) == [0]

@@ -26,6 +26,7 @@ _MOST_ROUNDS = 6  # over the eager grid
 _CONTEXT = 128  # positions of a row
 _MORE_CONTEXT = 1024
 _EAGER_ROWS = (1, 8, 32, 4, 2, 16, 64, 128)  # the range first, should time be short
+_MOST_TOKENS = 64  # of a step with more than one draft a row: longer ones take the time of many, and never pay
 _PADDED_ROWS = 8
 _MOST_ROW_SHARE = 0.25  # of a step of one row, that may be the row's own
 _ROW_STEPS = 50
@@ -161,7 +162,7 @@ def _padded(bench: _Bench, sizes: list[int], draft_counts: list[int]) -> PaddedC
 def _ragged(bench: _Bench) -> RaggedCosts:
     context = bench.context(_CONTEXT)
     sizes = dict.fromkeys(min(rows, bench.max_rows) for rows in _EAGER_ROWS)
-    cells = [(rows, k) for rows in sizes for k in sorted({0, 1, bench.most}) if bench.fits(rows, k)]
+    cells = [(rows, k) for rows in sizes for k in _draft_counts(bench, rows)]
     best = _least(bench, cells, context)
     verify = {cell: timings.verify + timings.accept for cell, timings in best.items()}  # rows, K -> seconds
     draft = [(2.0 * rows, timings.draft) for (rows, k), timings in best.items() if k == 1]  # tokens of a pass, seconds
@@ -179,6 +180,12 @@ def _ragged(bench: _Bench) -> RaggedCosts:
         costs.target_position = max(0.0, (far.verify - near.verify) / (rows * (more - context)))
         costs.draft_position = max(0.0, (far.draft - near.draft) / (rows * (more - context)))
     return costs
+
+
+def _draft_counts(bench: _Bench, rows: int) -> list[int]:
+    """None, one, and as many as are worth measuring with so many rows."""
+    most = min(bench.most, max(1, _MOST_TOKENS // rows - 1))
+    return [k for k in sorted({0, min(1, bench.most), most}) if bench.fits(rows, k)]
 
 
 def _least(bench: _Bench, cells: list[tuple[int, int]], context: int) -> dict[tuple[int, int], StepTimings]:
