@@ -28,8 +28,10 @@ from test_bench_report import VLLM, guidellm
 from typer.testing import CliRunner
 
 from paceline.bench.environment import processor_in_words
+from paceline.bench.page.chart import Chart, Series
 from paceline.bench.page.charts import charts
 from paceline.bench.page.markdown import markdown
+from paceline.bench.page.png import _draw as draw
 from paceline.bench.page.png import write_png
 from paceline.bench.page.terminal import tables
 from paceline.bench.serve.across import combine, refuse_one_run_twice
@@ -456,12 +458,18 @@ def test_prompts_with_a_mark_in_front_are_read(tmp_path: Path) -> None:
 
 def test_a_picture_has_room_for_its_labels_and_no_warning_of_an_emoji(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
     results = summarize(two_arms())
     results.arms[0].hardware = "\N{ROCKET} box"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         write_png(results, tmp_path / "report.png")
     assert (tmp_path / "report.png").stat().st_size > 1000
+    axes = Figure().add_subplot()
+    draw(axes, Chart("t", "x", "y", [Series("on", [47.6, 47.9], [93.0, 96.0], labels=["1 user", "2 users"])]))
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] > 1.1 * 96
 
 
 @pytest.fixture

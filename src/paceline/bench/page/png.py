@@ -12,6 +12,7 @@ from paceline.bench.page.words import where_and_when
 from paceline.bench.serve.results import Results
 
 _COLUMNS, _WIDTH, _HEIGHT, _HEADING, _DPI = 2, 7.0, 4.6, 0.5, 100  # inches
+_ROOM = 1.15  # for the label above the highest point
 _LONGEST = 190  # characters of a line across the picture
 
 
@@ -56,6 +57,8 @@ def _draw(axes: Any, chart: Chart) -> None:
         axes.axhline(chart.level[0], color="#777777", linestyle=":", linewidth=1, label=chart.level[1])
     if chart.from_zero:
         axes.set_ylim(bottom=0)
+    if any(series.labels for series in chart.series):
+        axes.set_ylim(top=_ROOM * max(max(series.y) for series in chart.series))
     axes.legend(fontsize=8)
 
 
@@ -67,7 +70,6 @@ def _line(axes: Any, series: Series) -> None:
     )  # fmt: skip
     for x, y, label in zip(series.x, series.y, series.labels or [""] * len(series.y), strict=True):
         if label:
-            axes.margins(0.08, 0.12)  # room for the label of a point at the edge
             axes.annotate(label, (x, y), fontsize=7, textcoords="offset points", xytext=(0, 5), ha="center")
 
 
