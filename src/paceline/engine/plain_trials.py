@@ -8,6 +8,9 @@ weighed in the choice itself (`doubt` in step_costs.py): trying it costs nothing
 
 For the same reason a rest begins with a trial: were plain steps too fast in the table, it would show at once, and not
 when the draft has missed so much that going back no longer pays.
+
+Of ragged steps alone: a GPU's captured ones are timed within a per cent at start, and what the draft must read behind
+a trial took up to half a second there, in the one run with trials (docs/adaptive.md).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from paceline.engine.goodput import Choice, DraftingRow
-from paceline.engine.step_costs import SURE, PaddedCosts, StepCosts
+from paceline.engine.step_costs import SURE, PaddedCosts, RaggedCosts, StepCosts
 
 SHARE = 0.005  # of the time that trials may take
 _MOST_SPARE = 1.0  # seconds saved up for one
@@ -40,6 +43,8 @@ class PlainTrials:
             self._settling = 2
             return True
         self._settling, self._has_gone_first = max(0, self._settling - 1), False
+        if isinstance(costs, PaddedCosts):
+            return False
         doubt = costs.doubt(len(rows), 0)
         if nobody.rate * (1.0 + doubt) <= drafted.rate:
             return False
@@ -54,7 +59,7 @@ class PlainTrials:
         """Nobody should draft from now on: is that to be tried before it becomes a rest? A rest is not easily ended,
         since what the draft has missed must be read."""
         if not self._left:
-            if self._has_gone_first or not costs.doubt(num_rows, 0):
+            if isinstance(costs, PaddedCosts) or self._has_gone_first or not costs.doubt(num_rows, 0):
                 return False
             self._left, self._has_gone_first = SURE, True
             self._spare -= _reading(num_rows, costs)
@@ -71,9 +76,6 @@ class PlainTrials:
         self._left, self._settling, self._has_gone_first = 0, 0, False
 
 
-def _reading(num_rows: int, costs: StepCosts) -> float:
+def _reading(num_rows: int, costs: RaggedCosts) -> float:
     """Seconds in which the draft reads what a trial has committed."""
-    lag = num_rows * SURE
-    if isinstance(costs, PaddedCosts):
-        return costs.catch_up(lag)
-    return costs.draft(2 * num_rows + lag) - costs.draft(2 * num_rows)
+    return costs.draft(num_rows * (2 + SURE)) - costs.draft(2 * num_rows)
