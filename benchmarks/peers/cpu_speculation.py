@@ -140,6 +140,7 @@ def main() -> None:
             print(f"{name}: {sides[-1].about}", flush=True)
         results: dict[str, Any] = {
             "prompts": args.prompts.name, "num_prompts": len(prompts), "max_tokens": args.max_tokens, **options,
+            "model": args.model, "draft": args.draft,
             "sides": {side.name: side.about for side in sides}, "batches": {},
         }  # fmt: skip
         for batch in map(int, args.batches.split(",")):
