@@ -56,6 +56,12 @@ def exit_status(number: int) -> int:
     return 128 + number
 
 
+def leave_ending_to_parent() -> None:
+    """For a process that another one starts: these signals reach whole groups, and the parent decides and ends us."""
+    for number in (signal.SIGINT, *ENDING):
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Ending:
     """Which signal came, if any did."""
 

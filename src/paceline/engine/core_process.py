@@ -17,7 +17,6 @@ import argparse
 import importlib
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from typing import Protocol
 import zmq
 
 from paceline.config import EngineConfig
+from paceline.ending import leave_ending_to_parent
 from paceline.engine import wire
 from paceline.engine.heap import NO_TRIMMER, HeapTrimmer, malloc_trim
 from paceline.engine.statistics import EngineStats
@@ -186,8 +186,7 @@ def main() -> int:
     parser.add_argument("--log-format", default="text")
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach whole groups; the parent decides, and ends us
-        signal.signal(number, signal.SIG_IGN)
+    leave_ending_to_parent()
     set_up_logging(LogOptions(format=options.log_format, level=options.log_level))
     config = wire.decode_config(sys.stdin.buffer.readline())
     end_with_parent(sys.stdin.fileno())

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import msgspec
 import psutil
 
+from paceline.ending import leave_ending_to_parent
 from paceline.structured.constraint import Constraint, GrammarError
 from paceline.structured.sandbox import Verdict
 from paceline.structured.store import compile_constraint, make_compiler
@@ -30,8 +31,7 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--idle", type=float, required=True)
     options = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach whole groups; the parent decides, and ends us
-        signal.signal(number, signal.SIG_IGN)
+    leave_ending_to_parent()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print is no answer
     lines = sys.stdin.buffer

@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import msgspec
 
 from paceline.config import EngineConfig
 from paceline.distributed import messages
+from paceline.ending import leave_ending_to_parent
 from paceline.engine import wire
 from paceline.engine.core_process import end_with_parent
 from paceline.errors import PacelineError
@@ -39,8 +39,7 @@ Say = Callable[[messages.Report], None]
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # they reach whole groups; the leader decides, and ends us
-        signal.signal(number, signal.SIG_IGN)
+    leave_ending_to_parent()
     line = sys.stdin.buffer.readline()
     if not line:
         return  # the leader has gone already
