@@ -139,6 +139,7 @@ def test_folders_made_for_nothing_are_taken_away_again(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
+@pytest.mark.usefixtures("no_signal_is_ignored")
 @pytest.mark.parametrize(
     ("answers", "number", "ignored", "status"),  # 4 requests are a case
     [
@@ -227,6 +228,7 @@ def test_a_claim_tells_commands_and_no_arguments(tmp_path: Path, monkeypatch: py
         assert re.fullmatch(rf"process {os.getpid()}, paceline bench offline, since \S+ \S+ UTC\n", lock.read_text())
 
 
+@pytest.mark.usefixtures("no_signal_is_ignored")
 @pytest.mark.parametrize(("ending", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_any_command_ends_by_a_signal_as_by_ctrl_c(ending: int, status: int) -> None:
     def end_by(number: int) -> None:
@@ -254,6 +256,7 @@ def test_any_command_ends_by_a_signal_as_by_ctrl_c(ending: int, status: int) -> 
         signal.signal(ending, before)
 
 
+@pytest.mark.usefixtures("no_signal_is_ignored")
 def test_whatever_is_written_to_a_closed_terminal_is_no_error(tmp_path: Path) -> None:
     code = (
         "import pathlib, sys, time\nfrom paceline.cli.termination import signals_as_ctrl_c\n"

@@ -44,6 +44,7 @@ def test_advice_is_honest() -> None:
     assert "does not pay" in advice(report(0, k1=(0.7, 0.8, 0.9), k2=(0.5, 0.6, 0.7)))
 
 
+@pytest.mark.usefixtures("no_signal_is_ignored")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_waits_until_the_step_is_done(number: signal.Signals) -> None:
     interrupts, done = Interrupts(), []

@@ -193,5 +193,5 @@ def test_traces_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="no HTTP address"):
         Traces("localhost:4317", "m")
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
-    with pytest.raises(ConfigurationError, match=r"pip install '\.\[otel\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install -e '\.\[otel\]'"):
         Traces("http://127.0.0.1:4318/v1/traces", "m")
