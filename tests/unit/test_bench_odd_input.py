@@ -404,8 +404,12 @@ def test_figures_out_of_all_reason_are_refused(tmp_path: Path, change: dict[str,
         read_results(tmp_path / "vllm.json")
 
 
-@pytest.mark.parametrize("tokens", [10**30, 10**13, -5])
-def test_a_server_that_counts_what_cannot_be_is_refused(tmp_path: Path, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [(tokens, "(?s)an event is not a chunk of an answer.*completion_tokens") for tokens in (10**30, 10**13, -5)]
+    + [(tokens, f"the server counts {tokens:,} tokens in an answer of at most 9") for tokens in (10**10, 300, 10)],
+)
+def test_a_server_that_counts_what_cannot_be_is_refused(tmp_path: Path, tokens: int, words: str) -> None:
     def reply(path: str, asked: dict[str, Any]) -> list[bytes] | None:
         if path != "/v1/chat/completions":
             return speculating(path, asked)
@@ -413,8 +417,22 @@ def test_a_server_that_counts_what_cannot_be_is_refused(tmp_path: Path, tokens: 
 
     with canned_server(reply) as (address, _):
         said = bench("serve", "--url", address, "--out", str(tmp_path / "out"), "--max-tokens", "9")
-    assert "an event is not a chunk of an answer" in said
-    assert "completion_tokens" in said
+    assert re.search(words, said)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"prompt": "\\ud800"}',
+        '{"turns": ["a", "b\\udc00c"]}',
+        '{"messages": [{"role": "user", "content": "\\ud83d"}]}',
+    ],
+)
+def test_prompts_of_half_characters_are_refused_by_their_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}\n' + line + "\n")
+    said = bench("serve", "--url", NOBODY, "--prompts", str(path), "--out", str(tmp_path / "out"))
+    assert "line 2 holds half of a surrogate pair" in said
 
 
 def test_metrics_that_are_none_are_left_out() -> None:

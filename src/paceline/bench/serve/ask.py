@@ -93,12 +93,17 @@ def _error_text(body: bytes) -> str:
         return body.decode(errors="replace")[:500]
 
 
-def fill(record: Record, listener: Listener) -> Record:
-    """The record of what was heard; run after the case, since counting by text takes its time."""
+def fill(record: Record, listener: Listener, max_tokens: int | None = None) -> Record:
+    """The record of what was heard; run after the case, since counting by text takes its time. An answer for which a
+    server counts more tokens than `max_tokens`, which were asked for, is an error: its figures would be anything."""
     usage = listener.last.usage if listener.last is not None else None
     record.end_us = listener.end_us
     record.error = listener.error
     record.finish_reason = listener.finish_reason
+    counted = usage.completion_tokens if usage is not None else 0
+    if listener.error is None and max_tokens is not None and counted > max_tokens:
+        record.error = f"the server counts {counted:,} tokens in an answer of at most {max_tokens:,} (usage)"
+        return record
     record.events = listener.tally.resolve(usage.completion_tokens if usage else None)
     if usage is not None:
         record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens

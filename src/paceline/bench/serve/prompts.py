@@ -85,9 +85,14 @@ Parts = tuple[str, tuple[str, ...], tuple[tuple[str, str], ...]]  # category, tu
 
 def _json(where: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair is JSON, and no text
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise ConfigurationError(f"{where} holds half of a surrogate pair ({half!a}), which is no character.") from None
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{where} is not JSON: {error}.") from None
+    return found
 
 
 def _from_object(where: str, row: Any) -> Parts:

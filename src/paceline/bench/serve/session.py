@@ -179,7 +179,7 @@ class _Session:
             end = self._clock()
             reads = arm.server.stream.arrivals.taken()
         risen = (await read_counters(arm.server.control)).since(before)
-        records = [fill(record, listener) for record, listener in heard]
+        records = [fill(record, listener, self._options.max_tokens) for record, listener in heard]
         records.sort(key=lambda record: (record.number, record.turn))
         span = CaseSpan(
             arm=arm.info.name,
