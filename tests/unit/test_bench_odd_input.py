@@ -435,6 +435,25 @@ def test_prompts_of_half_characters_are_refused_by_their_line(tmp_path: Path, li
     assert "line 2 holds half of a surrogate pair" in said
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://me:secret@127.0.0.1:9", "holds a user or password"),
+        ("http://secret@127.0.0.1:9/v1", "holds a user or password"),
+        ("http://127.0.0.1:9?x=1", "behind . or #"),
+        ("http://127.0.0.1:9/#a", "behind . or #"),
+        ("http://127.0.0.1:99999", "ports go from 1 to 65535"),
+    ],
+)
+def test_addresses_with_more_than_an_address_are_refused_and_no_secret_is_said(
+    tmp_path: Path, url: str, words: str
+) -> None:
+    said = bench("serve", "--url", url, "--out", str(tmp_path / "out"))
+    assert re.search(words, said)
+    assert "secret" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_metrics_that_are_none_are_left_out() -> None:
     odd = [{"num_spec_steps": "x"}, {"num_accepted_draft_tokens": -1}, {"num_passes": -1}, {"num_draft_tokens": 10**20}]
     for metrics in ({"acceptance_histogram": 5}, *({"acceptance_histogram": [1]} | one for one in odd)):

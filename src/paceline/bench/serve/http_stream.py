@@ -28,6 +28,15 @@ def server_url(text: str) -> httpx.URL:
         url = httpx.URL("")
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigurationError(f"'{text}' is not an address such as http://127.0.0.1:8000.")
+    if url.userinfo:  # not repeated here: it is a secret
+        raise ConfigurationError(
+            f"The address of {url.host} holds a user or password, which would be stored with every result. Leave it "
+            "out; --api-key-env names the environment variable of a key."
+        )
+    if url.query or url.fragment:
+        raise ConfigurationError(f"'{text}' has more than an address: nothing may stand behind ? or #.")
+    if url.port is not None and not 0 < url.port < 1 << 16:
+        raise ConfigurationError(f"'{text}': ports go from 1 to 65535.")
     return url.copy_with(path=url.path.rstrip("/").removesuffix("/v1"), query=None, fragment=None)
 
 
