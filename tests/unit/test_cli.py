@@ -282,3 +282,9 @@ def test_a_name_to_serve_under_is_a_name(
 ) -> None:
     assert run(monkeypatch, "serve", "--dtype", "int8", "--port", "0", "--served-model-name", name) == 2
     assert "--served-model-name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["paceline", "paceline.cli"])
+def test_the_command_runs_as_a_module(module: str) -> None:
+    found = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, timeout=60)
+    assert (found.returncode, found.stdout.split()[0], found.stderr) == (0, "paceline", "")
