@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paceline.engine.controller import Outcome, SpeculationController
+from paceline.engine.curves import Curve
 from paceline.engine.goodput import DraftingRow
-from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts, StepCosts, active_rows, padding
+from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts, active_rows, padding
 
 GPU_VERIFY = Curve(
     [1, 8, 16, 32, 48, 64, 128, 256, 512, 1024],

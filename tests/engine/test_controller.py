@@ -19,10 +19,11 @@ from engine.speculation_simulator import (
     steady,
 )
 
-from paceline.engine.calibration import split_by_rows
 from paceline.engine.controller import SpeculationController
+from paceline.engine.cost_fit import split_by_rows
+from paceline.engine.curves import Curve
 from paceline.engine.goodput import DraftingRow, best_ragged
-from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts, StepCosts
+from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
 
 FIXED = (0, 1, 2, 3, 5, 7)
 

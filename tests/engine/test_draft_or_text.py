@@ -11,10 +11,11 @@ from engine.tagged import TaggedExecutor, make_engine, reference, request, run, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.engine.curves import Curve
 from paceline.engine.draft_or_text import with_texts
 from paceline.engine.goodput import DraftingRow, best_ragged
 from paceline.engine.ngram_estimates import NgramEstimates
-from paceline.engine.step_costs import Curve, RaggedCosts
+from paceline.engine.step_costs import RaggedCosts
 from paceline.engine.text_drafts import TextDrafts
 from paceline.prompt_lookup import Match
 from paceline.sequence import Sequence

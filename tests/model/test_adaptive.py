@@ -14,8 +14,9 @@ from paceline import LLM, SamplingParams
 from paceline.engine import cost_cache
 from paceline.engine.calibration import measure_costs
 from paceline.engine.controller import SpeculationController
+from paceline.engine.curves import Curve
 from paceline.engine.engine import Engine
-from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts
+from paceline.engine.step_costs import PaddedCosts, RaggedCosts
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
 

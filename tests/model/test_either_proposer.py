@@ -10,8 +10,9 @@ from model.pairs import generate, make_llm, make_pair, prompts, texts
 
 from paceline import LLM, SamplingParams
 from paceline.engine.controller import SpeculationController
+from paceline.engine.curves import Curve
 from paceline.engine.engine import Engine
-from paceline.engine.step_costs import Curve, RaggedCosts
+from paceline.engine.step_costs import RaggedCosts
 
 # Prompts that repeat themselves, so that lookups find something; what follows is the tiny model's own affair.
 IDS = [prompt + prompt[:12] for prompt in prompts(6, seed=4, low=12, high=20)]

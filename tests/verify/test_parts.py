@@ -13,7 +13,8 @@ import pytest
 from verify.pair import PROMPTS, make_verifiable, options
 
 from paceline import LLM
-from paceline.engine.step_costs import Curve, RaggedCosts
+from paceline.engine.curves import Curve
+from paceline.engine.step_costs import RaggedCosts
 from paceline.errors import ConfigurationError, InvalidRequestError, PacelineError
 from paceline.verify import determinism, parity, prompts
 from paceline.verify.cases import Setting

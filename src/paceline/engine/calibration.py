@@ -16,8 +16,10 @@ from itertools import count
 from statistics import median_low
 
 from paceline.config import EngineConfig
+from paceline.engine.cost_fit import departures, split_by_rows
+from paceline.engine.curves import Curve
 from paceline.engine.interfaces import Executor
-from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts, StepCosts, padding
+from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts, padding
 from paceline.plan import RowPlan, SamplingPlan, StepPlan, StepResult, StepTimings
 
 SECONDS = 5.0  # for eager steps
@@ -28,8 +30,6 @@ _MORE_CONTEXT = 1024
 _EAGER_ROWS = (1, 8, 32, 4, 2, 16, 64, 128)  # the range first, should time be short
 _MOST_TOKENS = 64  # of a step with more than one draft a row: longer ones take the time of many, and never pay
 _PADDED_ROWS = 8
-_MOST_ROW_SHARE = 0.25  # of a step of one row, that may be the row's own
-_ROW_STEPS = 50
 _FIRST_ID = 1 << 48  # of sequences that do not exist
 _LAG, _MORE_LAG = 16, 256
 
@@ -172,7 +172,8 @@ def _ragged(bench: _Bench) -> RaggedCosts:
         if k > 1
     ]
     row_seconds, curve = split_by_rows(verify)
-    costs = RaggedCosts(_floored(curve), Curve.through(draft or [(1.0, 0.0)]), row_seconds, float(context))
+    costs = RaggedCosts(curve, Curve.through(draft or [(1.0, 0.0)]), row_seconds, float(context))
+    costs.departures = departures(verify, row_seconds, curve)
     costs.padding_seconds = _padding_seconds(bench, costs, context)
     more, rows = bench.context(_MORE_CONTEXT // 2), min(2, bench.max_rows)
     if more > 2 * context and bench.fits(rows, 1):
@@ -206,26 +207,6 @@ def _lesser(one: StepTimings, other: StepTimings) -> StepTimings:
     return StepTimings(*map(min, _parts(one), _parts(other)))
 
 
-def split_by_rows(verify: dict[tuple[int, int], float]) -> tuple[float, Curve]:
-    """Seconds by (rows, K) as rows * row_seconds + curve(tokens): the row_seconds for which a curve that never falls
-    fits best, each step's error counted as a share of it.
-
-    Rows of attention and tokens of products have prices of their own. Single pairs of steps say little: the
-    difference of two that take as long as each other is mostly noise.
-    """
-    most = _MOST_ROW_SHARE * verify[min(verify)]  # a pass over one row has little that is the row's own
-    found = [_split(verify, most * part / _ROW_STEPS) for part in range(_ROW_STEPS + 1)]
-    _, row_seconds, curve = min(found, key=lambda entry: entry[0])
-    return row_seconds, curve
-
-
-def _split(verify: dict[tuple[int, int], float], row_seconds: float) -> tuple[float, float, Curve]:
-    """Error, row_seconds, curve."""
-    curve = Curve.through([(rows * (k + 1.0), value - rows * row_seconds) for (rows, k), value in verify.items()])
-    errors = [(curve(rows * (k + 1.0)) + rows * row_seconds) / value - 1.0 for (rows, k), value in verify.items()]
-    return sum(error * error for error in errors), row_seconds, curve
-
-
 def _padding_seconds(bench: _Bench, costs: RaggedCosts, context: int) -> float:
     """What a step with one drafting row takes beyond its tokens, for each query that only fills up. Never more than
     a token's own share: the rest was noise."""
@@ -236,8 +217,3 @@ def _padding_seconds(bench: _Bench, costs: RaggedCosts, context: int) -> float:
     beyond = timings.verify + timings.accept - costs.verifying(rows, k, rows * context)
     token = (costs.verifying(rows, rows * k, rows * context) - costs.verifying(rows, 0, rows * context)) / (rows * k)
     return min(max(0.0, beyond / padding(rows, [1] * k)), max(0.0, token))
-
-
-def _floored(curve: Curve) -> Curve:
-    """Above 0 everywhere: a rate is taken of it."""
-    return Curve(curve.sizes, [max(value, 1e-9) for value in curve.values])

@@ -6,7 +6,8 @@ nothing of speculation would have been tested.
 
 from __future__ import annotations
 
-from paceline.engine.step_costs import Curve, PaddedCosts, RaggedCosts, StepCosts
+from paceline.engine.curves import Curve
+from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
 from paceline.plan import StepShapes
 
 # In units of a pass over one token. At 64 rows a draft pays if one in eight such is taken: less than settings that are

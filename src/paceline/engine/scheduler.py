@@ -137,11 +137,11 @@ class Scheduler:
         """
         if len(self._under_way) != 1 or self._can_admit() or self.drafts.reads_texts:
             return None
+        if not all(row.emits for _, row in self._under_way[0].values()):
+            return None
         self.drafts.choose(self.running, self._under_way[0], self._max_num_batched_tokens)
         rows = []
         for place, (sequence, row) in enumerate(self._under_way[0].values()):
-            if not row.emits:
-                return None
             if sequence.status is not SequenceStatus.RUNNING or sequence.num_remaining_tokens <= 1:
                 continue
             ahead = self._row_ahead(sequence, row, place)

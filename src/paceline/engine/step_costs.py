@@ -15,59 +15,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence as Seq
-from itertools import pairwise
 
 import msgspec
+
+from paceline.engine.curves import Curve, Departures, rising
 
 _MOST_SURPRISE = math.log(3.0)  # a step that takes thrice as long was disturbed
 _MOST_WRONG = math.log(1.25)  # a CPU's step, as measured at start
 _DOUBT = 0.06  # that a step may be better than it was measured, as long as no live one has shown it
 SURE = 4  # live steps
+_ALIKE = 0.75  # of a captured step's error, which its neighbours that no live step has timed are thought to share
 _HELD_BY = 6  # live steps that a CPU's measured time counts for: one of them says little on a busy machine
-
-
-class Curve(msgspec.Struct):
-    """Seconds over a size, straight between the points and beyond the last one. Never falling."""
-
-    sizes: list[float]
-    values: list[float]
-
-    def __call__(self, size: float) -> float:
-        sizes, values = self.sizes, self.values
-        if size <= sizes[0] or len(sizes) == 1:
-            return values[0]
-        if size > sizes[-1]:  # noise at the end of the grid must not make the rest free
-            last = max(values[-1] - values[-2], 0.0) / (sizes[-1] - sizes[-2])
-            average = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
-            return values[-1] + (size - sizes[-1]) * max(last, average)
-        right = bisect_left(sizes, size)
-        share = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
-        return values[right - 1] + share * (values[right] - values[right - 1])
-
-    def nearest(self, size: float) -> int:
-        return min(range(len(self.sizes)), key=lambda index: abs(self.sizes[index] - size))
-
-    @staticmethod
-    def through(samples: Seq[tuple[float, float]]) -> Curve:
-        """Samples (size, seconds) of one size are averaged; what falls is levelled (isotonic regression)."""
-        by_size: dict[float, list[float]] = {}
-        for size, seconds in samples:
-            by_size.setdefault(size, []).append(seconds)
-        sizes = sorted(by_size)
-        means = [sum(by_size[size]) / len(by_size[size]) for size in sizes]
-        return Curve(sizes, rising(means))
-
-
-def rising(values: Seq[float]) -> list[float]:
-    """The nearest sequence that never falls: neighbours out of order share their mean (pool adjacent violators)."""
-    pools: list[tuple[float, int]] = []  # mean, length
-    for value in values:
-        mean, length = value, 1
-        while pools and pools[-1][0] > mean:
-            before, count = pools.pop()
-            mean, length = (before * count + mean * length) / (count + length), count + length
-        pools.append((mean, length))
-    return [mean for mean, length in pools for _ in range(length)]
 
 
 class Refresher(msgspec.Struct):
@@ -150,9 +108,12 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
         size, column = self._cell(len(counts), k)
         reading = self._reading(len(counts), k, positions)
         seconds = draft_seconds + other_seconds - reading
-        row, seen = self.table[size], self.live[size][column]
-        self.live[size][column] += 1
-        row[column] *= self.refresher.correction(row[column], seconds, cell_rate=1.0 / (seen + 2))
+        row, live = self.table[size], self.live[size]
+        factor = self.refresher.correction(row[column], seconds, cell_rate=1.0 / (live[column] + 2))
+        live[column] += 1
+        row[column] *= factor
+        for other, seen in enumerate(live):  # steps of as many rows were measured in one go, and are wrong alike
+            row[other] *= 1.0 if seen else factor**_ALIKE
         for other, value in enumerate(row):  # never falling
             row[other] = min(value, row[column]) if other < column else max(value, row[column])
 
@@ -163,11 +124,12 @@ def _doubt(live: int) -> float:
 
 
 class RaggedCosts(msgspec.Struct, tag="ragged"):
-    """A step's parts: verify(tokens) + rows * row_seconds + padding * padding_seconds + the draft's passes, each
-    draft(tokens it reads).
+    """A step's parts: (verify(tokens) + rows * row_seconds) * departure + padding * padding_seconds + the draft's
+    passes, each draft(tokens it reads).
 
     target_position, draft_position   seconds that one more position of one row adds to a pass
     padding_seconds                   of a query that attention computes since another row has more: see `padding`
+    departures                        what the steps that were measured, at start and live, take beside that
     """
 
     verify: Curve
@@ -178,14 +140,12 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
     draft_position: float = 0.0
     refresher: Refresher = msgspec.field(default_factory=lambda: Refresher(0.1, 0.02, seen=0))
     padding_seconds: float = 0.0
-    live: list[int] = []
-
-    def __post_init__(self) -> None:
-        self.live = self.live or [0] * len(self.verify.sizes)
+    departures: Departures = msgspec.field(default_factory=Departures.none)
 
     def doubt(self, num_rows: int, k: int) -> float:
         """As for captured steps, of a step in which all rows have k drafts."""
-        return _doubt(self.live[self.verify.nearest(num_rows * (k + 1))])
+        line, place = self.departures.nearest(num_rows, num_rows * (k + 1))
+        return _doubt(self.departures.live[line][place])
 
     def seconds(self, num_rows: int, active: Seq[int], positions: float, *, lag: int = 0, others: int = 0) -> float:
         """active[j]: rows that draft more than j tokens. lag: tokens the draft must read besides. others: tokens of
@@ -196,7 +156,9 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
     def verifying(self, num_rows: int, more_tokens: int, positions: float, padded: int = 0) -> float:
         reading = (positions - num_rows * self.context) * self.target_position
         own = max(0.0, num_rows * self.row_seconds + reading)  # rows of few positions cost less than the measured ones
-        return self.verify(num_rows + more_tokens) + own + padded * self.padding_seconds
+        tokens = num_rows + more_tokens
+        parts = self.verify(tokens) + own
+        return parts * self.departures.factor(num_rows, tokens) + padded * self.padding_seconds
 
     def drafting(self, active: Seq[int], lag: int = 0) -> float:
         if not active or not active[0]:
@@ -214,16 +176,27 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
         """One step of decoding rows took so long; `other_seconds`: without the draft's passes. `made`: of the drafts,
         those that the draft model made; None: all."""
         padded = padding(len(counts), active_rows(counts))
-        tokens, expected = len(counts) + sum(counts), self.verifying(len(counts), sum(counts), positions, padded)
-        nearest = self.verify.nearest(tokens)
-        rate = 1.0 / (self.live[nearest] + _HELD_BY)
-        self.live[nearest] += 1
-        _scale(self.verify, tokens, self.refresher.correction(expected, other_seconds, cell_rate=rate))
+        self._correct(
+            len(counts), sum(counts), self.verifying(len(counts), sum(counts), positions, padded), other_seconds
+        )
         active = active_rows(counts if made is None else made)
         if active and draft_seconds > 0.0:
             correction = self.refresher.correction(self.drafting(active), draft_seconds)
             for rows in (2 * active[0], *active[1:]):
-                _scale(self.draft, rows, correction ** (1.0 / len(active)))
+                self.draft.scale(rows, correction ** (1.0 / len(active)))
+
+    def _correct(self, num_rows: int, more_tokens: int, expected: float, observed: float) -> None:
+        """The target's pass took so long. More tokens of as many rows never take less time."""
+        departures = self.departures
+        line, place = departures.nearest(num_rows, num_rows + more_tokens)
+        live, factors = departures.live[line], departures.factors[line]
+        factors[place] *= self.refresher.correction(expected, observed, cell_rate=1.0 / (live[place] + _HELD_BY))
+        live[place] += 1
+        rows = departures.rows[line]
+        parts = [self.verify(rows * share) + rows * self.row_seconds for share in departures.per_row[line]]
+        for other, seconds in enumerate(parts):
+            level = factors[place] * parts[place] / seconds
+            factors[other] = min(factors[other], level) if other < place else max(factors[other], level)
 
 
 StepCosts = PaddedCosts | RaggedCosts
@@ -237,11 +210,3 @@ def active_rows(counts: Seq[int]) -> list[int]:
 def padding(num_rows: int, active: Seq[int]) -> int:
     """Queries that are computed and dropped, where rows of different numbers of drafts share an attention."""
     return num_rows * len(active) - sum(active)
-
-
-def _scale(curve: Curve, size: float, factor: float) -> None:
-    """Move the nearest point; its neighbours give way where the curve would fall."""
-    values, index = curve.values, curve.nearest(size)
-    values[index] *= factor
-    if any(right < left for left, right in pairwise(values)):
-        curve.values = rising(values)

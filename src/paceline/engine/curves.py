@@ -1,0 +1,113 @@
+"""Curves of seconds over a size, and what measured steps depart from them."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+
+import msgspec
+
+
+class Curve(msgspec.Struct):
+    """Seconds over a size, straight between the points and beyond the last one. Never falling."""
+
+    sizes: list[float]
+    values: list[float]
+
+    def __call__(self, size: float) -> float:
+        sizes, values = self.sizes, self.values
+        if size <= sizes[0] or len(sizes) == 1:
+            return values[0]
+        if size > sizes[-1]:  # noise at the end of the grid must not make the rest free
+            last = max(values[-1] - values[-2], 0.0) / (sizes[-1] - sizes[-2])
+            average = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
+            return values[-1] + (size - sizes[-1]) * max(last, average)
+        right = bisect_left(sizes, size)
+        share = (size - sizes[right - 1]) / (sizes[right] - sizes[right - 1])
+        return values[right - 1] + share * (values[right] - values[right - 1])
+
+    def scale(self, size: float, factor: float) -> None:
+        """Move the nearest point; its neighbours give way where the curve would fall."""
+        values = self.values
+        values[min(range(len(values)), key=lambda index: abs(self.sizes[index] - size))] *= factor
+        if any(right < left for left, right in pairwise(values)):
+            self.values = rising(values)
+
+    @staticmethod
+    def through(samples: Seq[tuple[float, float]]) -> Curve:
+        """Samples (size, seconds) of one size are averaged; what falls is levelled (isotonic regression)."""
+        by_size: dict[float, list[float]] = {}
+        for size, seconds in samples:
+            by_size.setdefault(size, []).append(seconds)
+        sizes = sorted(by_size)
+        means = [sum(by_size[size]) / len(by_size[size]) for size in sizes]
+        return Curve(sizes, rising(means))
+
+
+def rising(values: Seq[float]) -> list[float]:
+    """The nearest sequence that never falls: neighbours out of order share their mean (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []  # mean, length
+    for value in values:
+        mean, length = value, 1
+        while pools and pools[-1][0] > mean:
+            before, count = pools.pop()
+            mean, length = (before * count + mean * length) / (count + length), count + length
+        pools.append((mean, length))
+    return [mean for mean, length in pools for _ in range(length)]
+
+
+class Departures(msgspec.Struct):
+    """By what factor steps differ from what their parts put together say, over rows and tokens a row.
+
+    Straight between the points (rows by their logarithm), level beyond them.
+
+    rows                ascending
+    per_row[i]          tokens a row of the points with rows[i] rows, ascending
+    factors[i][j]       there
+    live[i][j]          live steps that have corrected it
+    """
+
+    rows: list[float]
+    per_row: list[list[float]]
+    factors: list[list[float]]
+    live: list[list[int]] = []
+
+    def __post_init__(self) -> None:
+        self.live = self.live or [[0] * len(line) for line in self.factors]
+
+    @staticmethod
+    def none() -> Departures:
+        """All factors 1, at the sizes that live steps may correct."""
+        rows, per_row = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0], [1.0, 2.0, 3.0, 4.0, 6.0, 8.0]
+        return Departures(rows, [list(per_row) for _ in rows], [[1.0] * len(per_row) for _ in rows])
+
+    def factor(self, num_rows: int, tokens: float) -> float:
+        rows, share = self.rows, tokens / num_rows
+        right = bisect_right(rows, num_rows)
+        below = self._on_line(max(0, right - 1), share)
+        if right in (0, len(rows)) or rows[right - 1] == num_rows:
+            return below
+        part = math.log(num_rows / rows[right - 1]) / math.log(rows[right] / rows[right - 1])
+        return below + part * (self._on_line(right, share) - below)
+
+    def _on_line(self, index: int, share: float) -> float:
+        places, factors = self.per_row[index], self.factors[index]
+        right = bisect_right(places, share)
+        if right == 0:
+            return factors[0]
+        if right == len(places):
+            return factors[-1]
+        part = (share - places[right - 1]) / (places[right] - places[right - 1])
+        return factors[right - 1] + part * (factors[right] - factors[right - 1])
+
+    def nearest(self, num_rows: int, tokens: int) -> tuple[int, int]:
+        """Indices of the point that speaks for such a step."""
+        line = _nearest(self.rows, num_rows)
+        return line, _nearest(self.per_row[line], tokens / num_rows)
+
+
+def _nearest(values: Seq[float], wanted: float) -> int:
+    """By their ratio."""
+    return min(range(len(values)), key=lambda index: abs(math.log(values[index] / wanted)))
