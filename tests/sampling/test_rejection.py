@@ -13,7 +13,7 @@ from paceline.layers.random import Purpose, uniforms
 from paceline.layers.sampling import Law, draw
 from paceline.plan import SamplingPlan
 from paceline.speculative import block_verification
-from paceline.speculative.rejection import Outcome, Proposal, accept
+from paceline.speculative.rejection import Outcome, Proposal, accept, accept_greedy
 
 N = 200_000
 V = 8
@@ -210,3 +210,23 @@ def test_drafts_drawn_and_drafts_looked_up_share_a_batch(decide: Callable[..., O
             assert chi_square(outcome.output_token_ids[reached, place], p[place]) < LIMIT
     alone = decide(law, Proposal(likely.expand(N, -1), [2] * N), u_accept, u_target)
     assert torch.equal(outcome.output_token_ids[by_text], alone.output_token_ids[by_text])
+
+
+@pytest.mark.parametrize("decide", [accept, block_verification.accept])
+@pytest.mark.parametrize("k", [0, 1, 5])
+def test_greedy_rows_are_decided_on_the_host_as_every_exact_method_does(decide: Callable[..., Outcome], k: int) -> None:
+    """Whatever the numbers; drafts that are all kept, rejected at any place, padded, and laws that are none."""
+    torch.manual_seed(k)
+    n = 400
+    argmax = torch.randint(0, 3, (n, k + 1))
+    drafts = torch.where(torch.rand(n, k) < 0.7, argmax[:, :k], torch.randint(0, 3, (n, k)))
+    num = [row % (k + 1) for row in range(n)]
+    drafts = drafts.masked_fill(torch.arange(k) >= torch.tensor(num)[:, None], -1)
+    law = Law(argmax, torch.zeros(0, dtype=torch.int64), None, torch.rand(n, k + 1) < 0.9)
+    proposal = Proposal(drafts, num)
+    numbers = torch.rand(n, k + 1, dtype=torch.float64)
+    outcome = decide(law, proposal, numbers[:, :k], numbers)
+    found = accept_greedy(law, proposal)
+    assert [row[0] for row in found] == outcome.num_accepted.tolist()
+    assert [bool(row[1]) for row in found] == outcome.valid.tolist()
+    assert [row[2:] for row in found] == [[t for t in row if t >= 0] for row in outcome.output_token_ids.tolist()]

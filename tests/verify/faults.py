@@ -56,7 +56,7 @@ class Fault:
             worker.draft, block_size=config.cache.block_size, vocab_size=vocab_size
         )
         self.rows: list[RowPlan] = []
-        acceptance = replace(self.sound, decide=self.decide)
+        acceptance = replace(self.sound, decide=self.decide, always_random=True)  # greedy rows too come by here
         self._decoder = SpeculativeDecoder(
             self.target,  # type: ignore[arg-type]
             self,

@@ -5,6 +5,8 @@ Contract
   are all bfloat16 ones, as those of most checkpoints are, is held in 16 bits and computed with as before, bit for bit.
 - `CpuDecoder.forward` writes keys and values into the pool and gives final logits; a row's bits depend on nothing but
   its own tokens. It holds no lock of Python's while it computes.
+- `CpuDecoder.draft` is a forward and the greedy passes behind it in one call: the tokens that `forward`, called for
+  each of them, would have found.
 
 The torch reference is models/llama.py.
 """
@@ -13,12 +15,13 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.kernels.cpu_memory import WeightMemory
 from paceline.kernels.cpu_program import cpu_program
 
 PANEL = 16  # outputs that lie together
@@ -65,6 +68,13 @@ class _Batch(ctypes.Structure):
     ]  # fmt: skip
 
 
+class _Drafts(ctypes.Structure):
+    _fields_ = [
+        ("most", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("rows", "counts", "starts", "token_ids", "finite")),
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
     """weights of `outputs` x `inputs` in panels; bias [16 * panels] float32."""
@@ -82,6 +92,9 @@ class PackedLinear:
     @property
     def format_name(self) -> str:
         return _WORDS[self.format]
+
+    def kept_in(self, memory: WeightMemory) -> PackedLinear:
+        return replace(self, data=memory.keep(self.data))
 
     def structure(self) -> _Linear:
         return _Linear(_address(self.data), _address(self.bias), self.outputs, self.inputs, self.format)
@@ -165,21 +178,54 @@ class CpuDecoder:
         layer's [blocks, block_size, 2, kv_heads, head_dim] each, float32 or bfloat16. `hidden` [T, hidden_size]
         float32 is filled with the final hidden states.
         """
-        lengths = torch.tensor(query_lens)
         logits = torch.empty(len(logits_indices), self._vocab_size)
         peaks, likeliest = torch.empty(len(logits_indices)), torch.empty(len(logits_indices), dtype=torch.int64)
-        finite = torch.ones(len(query_lens), dtype=torch.bool)
-        batch = _Batch(
-            len(token_ids), len(query_lens), len(logits_indices), tables.shape[1], pool[0].shape[1],
-            pool[0].dtype == torch.bfloat16, _address(token_ids), _address(positions), _address(slots),
-            _address(tables), _address(lengths), _address(logits_indices), self._pool_address(pool), _address(logits),
-            _address(peaks), _address(likeliest), _address(hidden), _address(finite),
-        )  # fmt: skip
-        threads = ctypes.c_int(torch.get_num_threads())
-        arguments = (ctypes.byref(self._model), ctypes.byref(batch), self._activations, threads)
-        if self._program.paceline_forward(*arguments) != 0:
-            raise MemoryError("no memory for the activations of a forward pass; lower max_num_batched_tokens")
+        lengths, finite = torch.tensor(query_lens), torch.ones(len(query_lens), dtype=torch.bool)
+        batch = self._batch(
+            token_ids, positions, slots, tables, lengths, logits_indices, pool, peaks, likeliest, finite
+        )
+        batch.logits, batch.hidden = _address(logits), _address(hidden)
+        self._call(self._program.paceline_forward, ctypes.byref(batch))
         return logits, finite, peaks, likeliest
+
+    def draft(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, query_lens: list[int],
+        logits_indices: Tensor, pool: list[Tensor], rows: Tensor, counts: Tensor, starts: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Greedy drafts [L, most] int64, padding -1, of the rows that `logits_indices` name the last tokens of; [R]
+        bool: did every token of a row of the batch stay finite; [L] bool: did every drafted token's logits.
+
+        `rows`, `counts`, `starts` [L] int64: a drafting row's place in the batch, how many drafts it gets (at least 1)
+        and the position of the first; its table has the blocks for all of them but the last. The rest as in `forward`.
+        """
+        num_drafting = len(logits_indices)
+        peaks, likeliest = torch.empty(num_drafting), torch.empty(num_drafting, dtype=torch.int64)
+        lengths, finite = torch.tensor(query_lens), torch.ones(len(query_lens), dtype=torch.bool)
+        batch = self._batch(
+            token_ids, positions, slots, tables, lengths, logits_indices, pool, peaks, likeliest, finite
+        )
+        most = int(counts.max())
+        drafted = torch.full((num_drafting, most), -1, dtype=torch.int64)
+        has_finite_logits = torch.ones(num_drafting, dtype=torch.bool)
+        drafts = _Drafts(most, *map(_address, (rows, counts, starts, drafted, has_finite_logits)))
+        self._call(self._program.paceline_draft, ctypes.byref(batch), ctypes.byref(drafts))
+        return drafted, finite, has_finite_logits
+
+    def _batch(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tables: Tensor, lengths: Tensor,
+        logits_indices: Tensor, pool: list[Tensor], peaks: Tensor, likeliest: Tensor, finite: Tensor,
+    ) -> _Batch:  # fmt: skip
+        return _Batch(
+            len(token_ids), len(lengths), len(logits_indices), tables.shape[1], pool[0].shape[1],
+            pool[0].dtype == torch.bfloat16, _address(token_ids), _address(positions), _address(slots),
+            _address(tables), _address(lengths), _address(logits_indices), self._pool_address(pool), None,
+            _address(peaks), _address(likeliest), None, _address(finite),
+        )  # fmt: skip
+
+    def _call(self, function: Any, *what: Any) -> None:
+        threads = ctypes.c_int(torch.get_num_threads())
+        if function(ctypes.byref(self._model), *what, self._activations, threads) != 0:
+            raise MemoryError("no memory for the activations of a forward pass; lower max_num_batched_tokens")
 
     def _pool_address(self, pool: list[Tensor]) -> int:
         """Of the layers' addresses; kept as long as the pool stays the same."""

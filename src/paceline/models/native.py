@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.cpu_decoder import CpuDecoder, CpuLayer, PackedLinear, pack_gate_up, pack_linear, widened_inputs
+from paceline.kernels.cpu_memory import WeightMemory
 from paceline.kernels.cpu_program import NoCompilerError, cpu_program
 from paceline.layers.linear import Linear
 from paceline.layers.norm import RMSNorm
@@ -36,8 +37,9 @@ class NativeForward:
     def __init__(self, model: LlamaModel) -> None:
         """Empties the model's linears."""
         arch = model.arch
-        layers = [_take_layer(layer) for layer in model.layers]
-        head = pack_linear(model.head.take_weight())
+        memory = WeightMemory()
+        layers = [_take_layer(layer, memory) for layer in model.layers]
+        head = pack_linear(model.head.take_weight()).kept_in(memory)
         self._linears = [linear for layer in layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         self._linears.append(head)
         rotary = model.rotary
@@ -49,6 +51,7 @@ class NativeForward:
             head_dim=arch.head_dim, norm_epsilon=arch.rms_norm_eps,
         )  # fmt: skip
         self.forward = self._decoder.forward
+        self.draft = self._decoder.draft
 
     @property
     def num_bytes(self) -> int:
@@ -90,15 +93,15 @@ def _compiles() -> bool:
     return True
 
 
-def _take_layer(layer: DecoderLayer) -> CpuLayer:
+def _take_layer(layer: DecoderLayer, memory: WeightMemory) -> CpuLayer:
     attention, mlp = layer.attention, layer.mlp
-    gate_up = _take(mlp.gate_up, pack_gate_up)
+    gate_up = _take(mlp.gate_up, memory, pack_gate_up)
     down = mlp.down.take_weight()
     return CpuLayer(
-        qkv=_take(attention.qkv),
-        o=_take(attention.o),
+        qkv=_take(attention.qkv, memory),
+        o=_take(attention.o, memory),
         gate_up=gate_up,
-        down=pack_linear(widened_inputs(down, gate_up.outputs // 2), mlp.down.bias),
+        down=pack_linear(widened_inputs(down, gate_up.outputs // 2), mlp.down.bias).kept_in(memory),
         input_norm=_float(layer.input_norm),
         post_norm=_float(layer.post_norm),
         q_norm=_float(attention.q_norm) if attention.q_norm else None,
@@ -107,8 +110,10 @@ def _take_layer(layer: DecoderLayer) -> CpuLayer:
     )
 
 
-def _take(linear: Linear, pack: Callable[[Tensor, Tensor | None], PackedLinear] = pack_linear) -> PackedLinear:
-    return pack(linear.take_weight(), linear.bias)
+def _take(
+    linear: Linear, memory: WeightMemory, pack: Callable[[Tensor, Tensor | None], PackedLinear] = pack_linear
+) -> PackedLinear:
+    return pack(linear.take_weight(), linear.bias).kept_in(memory)
 
 
 def _float(norm: RMSNorm) -> Tensor:

@@ -5,6 +5,8 @@ side, as they leave the fused projection, so that a step writes both with one in
 key / k_scale and value / v_scale; the scales are the model's (`LlamaModel.kv_scales`, 1 unless the checkpoint has its
 own).
 
+The C++ forward of a CPU (models/native.py) has an order of its own within a block; kernels/cpu_pool.py reads it.
+
 Ownership: the block manager gives blocks to sequences; the pool knows only slots (block * block_size + offset).
 Block 0 is the null block: padding is written there and nothing is ever read from it. Stale entries may be read
 under a mask (weight exactly 0), so they must be finite: the pool starts zeroed, and a row that failed with NaN has

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from paceline.config import ModelConfig
 from paceline.distributed.group import ALONE, Group
+from paceline.kernels.cpu_pool import zero_slots
 from paceline.layers.linear import has_fp8_products, product_sizes
 from paceline.layers.sampling import Peaks
 from paceline.layers.threads import is_small, mean_weight, one_thread
@@ -49,6 +50,13 @@ class ForwardOutput:
         if vocab_size == self.logits.shape[1]:
             return self
         return ForwardOutput(logits=self.logits[:, :vocab_size], finite=self.finite)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOutput:
+    token_ids: Tensor  # [D, most] int64 of the rows that draft, padding -1
+    finite: Tensor  # [R] bool, of the batch's rows
+    has_finite_logits: Tensor  # [D] bool: at every draft
 
 
 class ModelRunner:
@@ -153,6 +161,25 @@ class ModelRunner:
         logits = self.model.logits(hidden.index_select(0, batch.logits_indices))
         return ForwardOutput(logits=logits, finite=_finite_rows(hidden, batch.query_lens))
 
+    @property
+    def drafts_in_one_call(self) -> bool:
+        """There is a `draft_greedily`."""
+        return self.native is not None
+
+    @torch.inference_mode()
+    def draft_greedily(self, batch: ForwardBatch, rows: list[int], counts: list[int], starts: list[int]) -> DraftOutput:
+        """The batch's pass, and then one of each row's own tokens for every further draft.
+
+        `rows`: of the batch, those whose last token has a logits index; each gets `counts` drafts from position
+        `starts` on.
+        """
+        assert self.native is not None
+        drafted, *finite = self.native.draft(
+            batch.token_ids, batch.positions, batch.slot_mapping, batch.block_tables, batch.query_lens,
+            batch.logits_indices, self.pool.layers, *map(torch.tensor, (rows, counts, starts)),
+        )  # fmt: skip
+        return DraftOutput(drafted, *finite)
+
     def forward_paged(self, batch: PagedBatch) -> Tensor:
         """Final hidden states [T, hidden_size] by the fused forward; fit for capture."""
         return fused.forward(self.model, batch, self.pool.layers)
@@ -178,7 +205,10 @@ class ModelRunner:
     @torch.inference_mode()
     def zero_slots(self, slots: Tensor) -> None:
         """Zero the cache at `slots` in every layer, after a row failed: stale NaN would pass through masks."""
-        self.pool.zero_slots(slots)
+        if self.native is not None:
+            zero_slots(self.pool.layers, slots)
+        else:
+            self.pool.zero_slots(slots)
 
 
 def _reduces_head(arch: Architecture, config: ModelConfig) -> bool:

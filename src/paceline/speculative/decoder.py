@@ -31,7 +31,7 @@ from paceline.runner.model_runner import ModelRunner
 from paceline.speculative.acceptance import Acceptance
 from paceline.speculative.logprobs import token_logprobs
 from paceline.speculative.proposers.base import Proposer, emitting_rows
-from paceline.speculative.rejection import Outcome, Proposal
+from paceline.speculative.rejection import Proposal, accept_greedy
 
 NOT_FINITE = "The model produced NaN or infinite values for this request; it was ended to protect its neighbours."
 NOTHING_LEFT = (
@@ -95,8 +95,7 @@ class SpeculativeDecoder:
         verified = time.perf_counter()
         law = sampling.law(logits.places, proposal.draft_token_ids, peaks=logits.peaks)
         with one_thread(is_short(logits.places)):
-            outcome = self._accept(sampling, law, proposal)
-            results = self._results(plan, proposal, outcome, logits)
+            results = self._results(plan, proposal, self._accept(sampling, law, proposal), logits)
         timings = StepTimings(proposed - started, verified - proposed, time.perf_counter() - verified)
         decoding = all(row.emits and len(row.token_ids) == 1 for row in plan.rows)
         return StepResult(step_id=plan.step_id, rows=results, timings=timings, decoding=decoding)
@@ -128,19 +127,20 @@ class SpeculativeDecoder:
         bad = [slot for slot, good in zip(batch.slot_mapping.tolist(), owners, strict=True) if not good]
         self._target.zero_slots(torch.tensor([*bad, *range(self._block_size)], device=self._target.device))
 
-    def _accept(self, sampling: SamplingBatch, law: Law, proposal: Proposal) -> Outcome:
-        k = proposal.num_speculative_tokens
+    def _accept(self, sampling: SamplingBatch, law: Law, proposal: Proposal) -> list[list[int]]:
+        """Of each row num_accepted, whether the last token had a law, and the output tokens, padded behind."""
         if sampling.all_greedy and not self._acceptance.always_random:
-            # One-hot laws: any number in [0, 1) gives the same answer.
-            zeros = torch.zeros((len(proposal.num_drafted), k + 1), dtype=torch.float64, device=self._target.device)
-            return self._acceptance.decide(law, proposal, zeros[:, :k], zeros)
+            return accept_greedy(law, proposal)
+        k = proposal.num_speculative_tokens
         u_accept = sampling.uniforms(Purpose.ACCEPT, k)
-        return self._acceptance.decide(law, proposal, u_accept, sampling.uniforms(Purpose.TARGET, k + 1))
+        outcome = self._acceptance.decide(law, proposal, u_accept, sampling.uniforms(Purpose.TARGET, k + 1))
+        columns = [outcome.num_accepted[:, None], outcome.valid[:, None].to(torch.int64), outcome.output_token_ids]
+        packed: list[list[int]] = torch.cat(columns, dim=1).tolist()  # the step's one device-to-host copy of tokens
+        return packed
 
-    def _results(self, plan: StepPlan, proposal: Proposal, outcome: Outcome, verified: _Verified) -> list[RowResult]:
-        packed = torch.cat(
-            [outcome.num_accepted[:, None], outcome.valid[:, None].to(torch.int64), outcome.output_token_ids], dim=1
-        ).tolist()  # the step's one device-to-host copy of tokens
+    def _results(
+        self, plan: StepPlan, proposal: Proposal, packed: list[list[int]], verified: _Verified
+    ) -> list[RowResult]:
         emitted = zip(packed, proposal.num_drafted, verified.places, strict=True)
         results = []
         for row, good, scored in zip(plan.rows, verified.finite, verified.scored_rows(plan), strict=True):

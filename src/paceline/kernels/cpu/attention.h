@@ -4,17 +4,16 @@
 // ascending order, with a running maximum (Milakov & Gimelshein 2018, arXiv 1805.02867). What it computes depends on
 // its own position and its row's keys alone: whatever other queries share the blocks, a hidden key adds exactly 0.
 //
-// Scores are a product like any other (product.h): queries are its rows and 16 keys, turned round, its panel.
+// Scores are a product like any other (product.h): queries are its rows, and 16 keys, turned round, its panel. The pool
+// holds keys turned round (pool_layer.h), so that a pass over them reads memory in order and moves nothing.
 #pragma once
 
 #include <algorithm>
 #include <cstdlib>
 #include <new>
+#include <type_traits>
 
-#include "product.h"
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
+#include "pool_layer.h"
 
 namespace paceline {
 
@@ -46,65 +45,40 @@ class Scratch {
     int64_t size_ = 0;
 };
 
-// One layer of the pool, [blocks, block_size, 2, kv_heads, head_dim].
-struct PoolLayer {
-    void *data;
-    int64_t block_size, kv_heads, head_dim;
-    bool is_bfloat16;
-
-    int64_t key_of(int64_t slot, int64_t head) const { return (slot * 2 * kv_heads + head) * head_dim; }
-    int64_t value_of(int64_t slot, int64_t head) const { return key_of(slot, head) + kv_heads * head_dim; }
-    void write(int64_t at, const float *from) const {
-        if (!is_bfloat16)
-            std::memcpy((float *)data + at, from, size_t(head_dim) * sizeof(float));
-        else
-            for (int64_t d = 0; d < head_dim; d++) ((uint16_t *)data)[at + d] = narrowed(from[d]);
+// scores[r][key] = queries[r] · keys[key] for 16 keys, k-major [dim][16], one fused step a k as in a product. Fetches as
+// many lines from `later` on the way.
+template <int ROWS>
+static inline void score_tile(const float *queries, int64_t dim, const float *keys, const float *later, float *scores) {
+    f8 sums[ROWS][2];
+    for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = same(0.0f);
+    for (int64_t k = 0; k < dim; k++) {
+        const f8 low = load(keys + k * PANEL), high = load(keys + k * PANEL + LANES);
+        __builtin_prefetch(later + k * PANEL);
+#pragma GCC unroll 6
+        for (int r = 0; r < ROWS; r++) {
+            const f8 factor = same(queries[r * dim + k]);
+            sums[r][0] += factor * low;
+            sums[r][1] += factor * high;
+        }
     }
-    // The numbers at `at` as float32: where they are, or widened into `room`.
-    const float *read(int64_t at, float *room) const {
-        if (!is_bfloat16) return (const float *)data + at;
-        for (int64_t d = 0; d < head_dim; d++) room[d] = widened(((const uint16_t *)data)[at + d]);
-        return room;
-    }
-};
-
-#if defined(__AVX__)
-// Eight rows of eight numbers, turned round: to[d * PANEL + row].
-static inline void turn_eight(const float *const *rows, int64_t d, float *to) {
-    __m256 r[8], t[8];
-    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(rows[i] + d);
-    for (int i = 0; i < 8; i += 2) {
-        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4) {
-        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-    }
-    for (int i = 0; i < 4; i++) {
-        _mm256_storeu_ps(to + i * PANEL, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-        _mm256_storeu_ps(to + (i + 4) * PANEL, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+    for (int r = 0; r < ROWS; r++) {
+        store(scores + r * KEYS, sums[r][0]);
+        store(scores + r * KEYS + LANES, sums[r][1]);
     }
 }
-#else
-static inline void turn_eight(const float *const *rows, int64_t d, float *to) {
-    for (int row = 0; row < 8; row++)
-        for (int i = 0; i < 8; i++) to[i * PANEL + row] = rows[row][d + i];
-}
-#endif
 
-// mixed[q][dims] += weights[q] · values, for some queries and 8 or 16 dimensions; keys in ascending order.
+// mixed[q][dims] += weights[q] · values, for some queries and 8 or 16 dimensions; keys in ascending order. Fetches a
+// line from `later` on a key.
 template <int ROWS, int VECTORS>
 static inline void mix_tile(const float *weights, const float *const *values, int64_t num_keys, int64_t d,
-                            float *mixed, int64_t stride) {
+                            float *mixed, int64_t stride, const float *later) {
     f8 sums[ROWS][VECTORS];
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sums[r][v] = load(mixed + r * stride + d + v * LANES);
     for (int64_t key = 0; key < num_keys; key++) {
         f8 value[VECTORS];
         for (int v = 0; v < VECTORS; v++) value[v] = load(values[key] + d + v * LANES);
+        __builtin_prefetch(later + key * PANEL);
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
             f8 factor = same(weights[r * KEYS + key]);
@@ -115,29 +89,30 @@ static inline void mix_tile(const float *weights, const float *const *values, in
         for (int v = 0; v < VECTORS; v++) store(mixed + r * stride + d + v * LANES, sums[r][v]);
 }
 
+// `panels`: keys to fetch on the way, those of the next block.
 template <int ROWS>
 static inline void mix_rows(const float *weights, const float *const *values, int64_t num_keys, float *mixed,
-                            int64_t head_dim) {
+                            int64_t head_dim, const float *const *panels) {
     int64_t d = 0;
-    for (; d + PANEL <= head_dim; d += PANEL) mix_tile<ROWS, 2>(weights, values, num_keys, d, mixed, head_dim);
-    if (d < head_dim) mix_tile<ROWS, 1>(weights, values, num_keys, d, mixed, head_dim);
+    for (int64_t line = 0; d + PANEL <= head_dim; d += PANEL, line += KEYS) {
+        const float *later = panels[line / head_dim % (KEYS / PANEL)] + line % head_dim * PANEL;
+        mix_tile<ROWS, 2>(weights, values, num_keys, d, mixed, head_dim, later);
+    }
+    if (d < head_dim) mix_tile<ROWS, 1>(weights, values, num_keys, d, mixed, head_dim, panels[0]);
 }
 
-static inline void mix(const float *weights, int64_t queries, const float *const *values, int64_t num_keys,
-                       float *mixed, int64_t head_dim) {
-    for (int64_t q = 0; q < queries;) {
-        const int64_t rows = queries - q < TILE ? queries - q : TILE;
-        const float *from = weights + q * KEYS;
-        float *to = mixed + q * head_dim;
-        switch (rows) {
-        case 1: mix_rows<1>(from, values, num_keys, to, head_dim); break;
-        case 2: mix_rows<2>(from, values, num_keys, to, head_dim); break;
-        case 3: mix_rows<3>(from, values, num_keys, to, head_dim); break;
-        case 4: mix_rows<4>(from, values, num_keys, to, head_dim); break;
-        case 5: mix_rows<5>(from, values, num_keys, to, head_dim); break;
-        default: mix_rows<6>(from, values, num_keys, to, head_dim);
+// Calls `tile` with an integral constant, the number of rows, and the first of them: sixes, and a rest.
+template <class Tile> static inline void each_tile(int64_t rows, Tile tile) {
+    for (int64_t row = 0, some; row < rows; row += some) {
+        some = std::min<int64_t>(TILE, rows - row);
+        switch (some) {
+        case 1: tile(std::integral_constant<int, 1>(), row); break;
+        case 2: tile(std::integral_constant<int, 2>(), row); break;
+        case 3: tile(std::integral_constant<int, 3>(), row); break;
+        case 4: tile(std::integral_constant<int, 4>(), row); break;
+        case 5: tile(std::integral_constant<int, 5>(), row); break;
+        default: tile(std::integral_constant<int, 6>(), row);
         }
-        q += rows;
     }
 }
 
@@ -150,18 +125,15 @@ struct HeadQueries {
     float highest[QUERIES], total[QUERIES];
 };
 
-// Neighbouring key-value heads of one row together, block of keys by block of keys, so that the pool is read in order.
+// Neighbouring key-value heads of one row together, block of keys by block of keys.
 class RowAttention {
   public:
     // `room`: at least `size(head_dim)` numbers.
     RowAttention(const PoolLayer &layer, int64_t window, const int64_t *table, float *room)
         : layer_(layer), table_(table), window_(window), dim_(layer.head_dim), turned_(room),
-          scores_(turned_ + KEYS * dim_), keys_(scores_ + SOME * KEYS), values_(keys_ + KEYS * dim_),
-          zeros_(values_ + KEYS * dim_) {
-        std::memset(zeros_, 0, size_t(dim_) * sizeof(float));
-    }
+          values_(turned_ + KEYS * dim_), scores_(values_ + KEYS * dim_) {}
 
-    static int64_t size(int64_t head_dim) { return (3 * KEYS + 1) * head_dim + SOME * KEYS; }
+    static int64_t size(int64_t head_dim) { return 2 * KEYS * head_dim + SOME * KEYS; }
 
     // Fills `mixed` of `heads`, all for the same tokens. `table`: the row's blocks; `window`: positions that a token
     // sees, itself included, or 0 for all.
@@ -175,7 +147,7 @@ class RowAttention {
         const int64_t seen = window_ > 0 && start >= window_ ? start - window_ + 1 : 0;
         for (int64_t first = seen / KEYS * KEYS; first < end; first += KEYS) {
             for (HeadQueries *head = heads; head < heads + num_heads; head++)
-                take(*head, first, std::min(KEYS, end - first));
+                take(*head, first, end);
         }
         for (HeadQueries *head = heads; head < heads + num_heads; head++)
             for (int64_t q = 0; q < head->count; q++)
@@ -184,47 +156,63 @@ class RowAttention {
     }
 
   private:
-    // Calls `each(key, slot)` for the positions first + key, key < count; one division for all of them.
-    template <class Each> void slots(int64_t first, int64_t count, Each each) const {
-        const int64_t size = layer_.block_size;
-        const int64_t *block = table_ + first / size;
-        for (int64_t key = 0, offset = first % size; key < count; block++, offset = 0)
-            for (; key < count && offset < size; key++, offset++) each(key, *block * size + offset);
-    }
+    // A block of keys: panels [dim][16] and rows of values, where they are or copied into the room.
+    struct Found {
+        const float *panels[KEYS / PANEL], *values[KEYS];
+    };
 
-    // The keys first .. first + num_keys: one block, or what the row has of it. Queries see no keys behind their own
-    // position, so the first of them need not look at the last ones.
-    void take(HeadQueries &head, int64_t first, int64_t num_keys) {
-        find(head, first, num_keys);
+    // The keys from `first` on: one block, or what the row has of it. Queries see no keys behind their own position, so
+    // the first of them need not look at the last ones.
+    void take(HeadQueries &head, int64_t first, int64_t end) {
+        Found block, next;
+        find(head.kv_head, first, std::min(KEYS, end - first), block);
+        if (layer_.is_direct() && first + KEYS < end)
+            point_at_keys(head.kv_head, first + KEYS, std::min(KEYS, end - first - KEYS), next);
+        else
+            std::copy_n(block.panels, KEYS / PANEL, next.panels);
         for (int64_t q = 0; q < head.count; q += SOME) {
             const int64_t some = std::min(SOME, head.count - q);
-            const int64_t seen = std::min(num_keys, head.positions[q + some - 1] + 1 - first);
+            const int64_t seen = std::min(std::min(KEYS, end - first), head.positions[q + some - 1] + 1 - first);
             if (seen <= 0) continue;
-            const int64_t panels = (seen + PANEL - 1) / PANEL;
-            const Linear keys = {turned_, nullptr, panels * PANEL, dim_, FLOAT32};
-            Write<false> to = {keys, scores_, KEYS};
-            product_of<Float32>(head.queries + q * dim_, dim_, 0, some, keys, 0, panels, to);
+            const float *queries = head.queries + q * dim_;
+            float *mixed = head.mixed + q * dim_;
+            for (int64_t panel = 0; panel * PANEL < seen; panel++)
+                each_tile(some, [&](auto rows, int64_t row) {
+                    score_tile<rows()>(queries + row * dim_, dim_, block.panels[panel], block.values[panel * PANEL],
+                                       scores_ + row * KEYS + panel * PANEL);
+                });
             for (int64_t i = 0; i < some; i++) weigh(head, q + i, scores_ + i * KEYS, first);
-            mix(scores_, some, value_rows_, seen, head.mixed + q * dim_, dim_);
+            each_tile(some, [&](auto rows, int64_t row) {
+                mix_rows<rows()>(scores_ + row * KEYS, block.values, seen, mixed + row * dim_, dim_, next.panels);
+            });
         }
     }
 
-    void find(const HeadQueries &head, int64_t first, int64_t num_keys) {
-        const float *keys[KEYS];
-        const bool copies = head.count > SOME;  // lines of a pool lie so far apart that they crowd each other out
-        slots(first, num_keys, [&](int64_t key, int64_t slot) {
-            float *values = values_ + key * dim_;
-            keys[key] = layer_.read(layer_.key_of(slot, head.kv_head), keys_ + key * dim_);
-            value_rows_[key] = layer_.read(layer_.value_of(slot, head.kv_head), values);
-            if (!copies || value_rows_[key] == values) return;
-            std::memcpy(values, value_rows_[key], size_t(dim_) * sizeof(float));
-            value_rows_[key] = values;
-        });
-        for (int64_t key = num_keys; key < KEYS; key++) keys[key] = zeros_;
-        for (int64_t panel = 0; panel * PANEL < num_keys; panel++)
-            for (int64_t half = 0; half < PANEL; half += LANES)
-                for (int64_t d = 0; d < dim_; d += LANES)
-                    turn_eight(keys + panel * PANEL + half, d, turned_ + (panel * dim_ + d) * PANEL + half);
+    void find(int64_t head, int64_t first, int64_t num_keys, Found &found) {
+        if (layer_.is_direct()) return point_at(head, first, num_keys, found);
+        for (int64_t panel = 0; panel < KEYS / PANEL; panel++) found.panels[panel] = turned_ + panel * PANEL * dim_;
+        const int64_t width = layer_.width();
+        for (int64_t key = 0; key < num_keys; key += width) {
+            const Place place = layer_.place(table_, first + key);
+            layer_.read_keys(place, head, turned_ + key / PANEL * PANEL * dim_ + key % PANEL);
+            for (int64_t k = key; k < std::min(num_keys, key + width); k++)
+                found.values[k] = layer_.read_value({place.block, place.offset + k - key}, head, values_ + k * dim_);
+        }
+    }
+
+    void point_at(int64_t head, int64_t first, int64_t num_keys, Found &found) const {
+        point_at_keys(head, first, num_keys, found);
+        for (int64_t key = 0; key < num_keys; key += PANEL) {
+            const float *rows = layer_.values(layer_.place(table_, first + key), head);
+            for (int64_t k = key; k < std::min(num_keys, key + PANEL); k++) found.values[k] = rows + (k - key) * dim_;
+        }
+    }
+
+    void point_at_keys(int64_t head, int64_t first, int64_t num_keys, Found &found) const {
+        for (int64_t panel = 0; panel < KEYS / PANEL; panel++) {
+            const int64_t key = panel * PANEL < num_keys ? panel * PANEL : 0;
+            found.panels[panel] = layer_.panel(layer_.place(table_, first + key), head);
+        }
     }
 
     // Turns a query's scores into weights relative to its highest score so far, and rescales what it has mixed.
@@ -257,8 +245,7 @@ class RowAttention {
     const PoolLayer layer_;
     const int64_t *const table_;
     const int64_t window_, dim_;
-    float *const turned_, *const scores_, *const keys_, *const values_, *const zeros_;
-    const float *value_rows_[KEYS];
+    float *const turned_, *const values_, *const scores_;
 };
 
 }  // namespace paceline

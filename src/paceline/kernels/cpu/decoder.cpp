@@ -4,6 +4,7 @@
 // rows and outputs; no sum is ever cut, so neither threads nor other rows change a row's bits.
 #include <memory>
 
+#include "drafting.h"
 #include "head.h"
 #include "layers.h"
 
@@ -50,12 +51,10 @@ static const float *through_layers(const Model &m, const Batch &b, Activations &
     return last.normed();
 }
 
-static void forward(const Model &m, const Batch &b, Activations &a, int threads) {
-    Pool &pool = Pool::instance();
+// Final states [wanted, hidden_size] of the tokens at places `wanted` of the batch, through all layers.
+static const float *final_states(const Model &m, const Batch &b, Activations &a, const std::vector<int64_t> &wanted,
+                                 int threads) {
     const size_t row_bytes = size_t(m.hidden_size) * sizeof(float);
-    std::vector<int64_t> wanted;  // tokens whose logits are asked for, each run of equal ones once
-    for (int64_t i = 0; i < b.num_logits; i++)
-        if (i == 0 || b.logits_indices[i] != b.logits_indices[i - 1]) wanted.push_back(b.logits_indices[i]);
     float *last = a.last.of(int64_t(wanted.size()) * m.hidden_size);
     for (int64_t first = 0; first < b.num_tokens; first += PIECE) {
         const int64_t count = std::min(PIECE, b.num_tokens - first);
@@ -74,8 +73,15 @@ static void forward(const Model &m, const Batch &b, Activations &a, int threads)
             std::memcpy(last + rows[i] * m.hidden_size, normed + (leaves_out ? int64_t(i) : places[i]) * m.hidden_size,
                         row_bytes);
     }
-    HeadJob head(m, last, int64_t(wanted.size()), b, threads);
-    if (!wanted.empty()) pool.run(head, threads);
+    return last;
+}
+
+static void forward(const Model &m, const Batch &b, Activations &a, int threads) {
+    std::vector<int64_t> wanted;  // tokens whose logits are asked for, each run of equal ones once
+    for (int64_t i = 0; i < b.num_logits; i++)
+        if (i == 0 || b.logits_indices[i] != b.logits_indices[i - 1]) wanted.push_back(b.logits_indices[i]);
+    HeadJob head(m, final_states(m, b, a, wanted, threads), int64_t(wanted.size()), b, threads);
+    if (!wanted.empty()) Pool::instance().run(head, threads);
     const size_t logits_bytes = size_t(m.vocab_size) * sizeof(float);
     int64_t from = int64_t(wanted.size()) - 1;  // spread out from the end: places only move up
     for (int64_t i = b.num_logits - 1; i >= 0; i--) {
@@ -86,6 +92,22 @@ static void forward(const Model &m, const Batch &b, Activations &a, int threads)
         }
         if (i > 0 && b.logits_indices[i] != b.logits_indices[i - 1]) from--;
     }
+}
+
+// The likeliest token behind each of the batch's `logits_indices`, no two alike; no logits are kept.
+static void likeliest_tokens(const Model &m, const Batch &b, Activations &a, int threads) {
+    const std::vector<int64_t> wanted(b.logits_indices, b.logits_indices + b.num_logits);
+    const float *states = final_states(m, b, a, wanted, threads);
+    PeaksJob head(m, states, b, a.logits.of(b.num_logits * m.head.outputs), threads);
+    Pool::instance().run(head, threads);
+}
+
+// Greedy drafts: the batch's pass, then a pass a draft over the tokens found by the one before it. Rows leave when
+// they have theirs.
+static void draft(const Model &m, const Batch &b, const Drafts &d, Activations &a, int threads) {
+    likeliest_tokens(m, b, a, threads);
+    DraftPass pass(b, d);
+    while (pass.next()) likeliest_tokens(m, pass.batch(), a, threads);
 }
 
 }  // namespace paceline
@@ -100,6 +122,17 @@ void paceline_release(void *activations) { delete (paceline::Activations *)activ
 int paceline_forward(const paceline::Model *model, const paceline::Batch *batch, void *activations, int threads) {
     try {
         paceline::forward(*model, *batch, *(paceline::Activations *)activations, threads);
+    } catch (const std::bad_alloc &) {
+        return 1;
+    }
+    return 0;
+}
+
+// As above; `batch` has one logits index a drafting row, and no room for logits.
+int paceline_draft(const paceline::Model *model, const paceline::Batch *batch, const paceline::Drafts *drafts,
+                   void *activations, int threads) {
+    try {
+        paceline::draft(*model, *batch, *drafts, *(paceline::Activations *)activations, threads);
     } catch (const std::bad_alloc &) {
         return 1;
     }

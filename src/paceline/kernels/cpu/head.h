@@ -65,4 +65,32 @@ class HeadJob final : public Job {
     const Cuts cuts_;
 };
 
+// The likeliest token of each final hidden state and its logit, and nothing else: a reduced head's logits stay as they
+// are, [num_logits, head.outputs]. Its tokens ascend, so the first of equals is the same as among all tokens.
+class PeaksJob final : public Job {
+  public:
+    PeaksJob(const Model &m, const float *x, const Batch &b, float *logits, int64_t threads)
+        : m_(m), b_(b), x_(x), logits_(logits), cuts_(b.num_logits, m.head, 1, threads) {}
+
+    int64_t chunks(int64_t phase) const override {
+        if (phase == 0) return cuts_.count();
+        return phase == 1 ? b_.num_logits : -1;
+    }
+
+    void run(int64_t phase, int64_t chunk) override {
+        const int64_t size = m_.head.outputs;
+        if (phase == 0) return cuts_.run(chunk, x_, m_.head, Write<false>{m_.head, logits_, size});
+        int64_t place;
+        b_.peaks[chunk] = peak_of(logits_ + chunk * size, size, &place);
+        b_.likeliest[chunk] = m_.head_tokens != nullptr ? m_.head_tokens[place] : place;
+    }
+
+  private:
+    const Model &m_;
+    const Batch &b_;
+    const float *x_;
+    float *logits_;
+    const Cuts cuts_;
+};
+
 }  // namespace paceline

@@ -11,7 +11,8 @@
 
 namespace paceline {
 
-constexpr int64_t FEW_ROWS = 4;            // of a chunk of norms or rotations
+constexpr int64_t FEW_ROWS = 4;            // of a chunk of norms
+constexpr int64_t SOME_ROWS = 8;           // of a chunk of rotations: tokens of one row share lines of the pool's keys
 constexpr int64_t MOST_HEADS = 8;          // key-value heads of a chunk of attention
 
 // y = x / sqrt(mean(x²) + epsilon) * weight
@@ -34,7 +35,7 @@ struct Tile {
 
 // The scratch of a model: activations of PIECE tokens at most.
 struct Activations {
-    Scratch hidden, normed, qkv, mixed, inner, last, wanted;
+    Scratch hidden, normed, qkv, mixed, inner, last, wanted, logits;
 };
 
 static float *thread_room(int64_t count) {
@@ -51,6 +52,7 @@ class LayersJob final : public Job {
           qkv_(a.qkv.of(count_ * width_)), mixed_(a.mixed.of(count_ * m.num_heads * m.head_dim)),
           inner_(a.inner.of(count_ * m.inner_size)), end_(m.num_layers * PHASES + 1) {
         rows_each_ = std::max(FEW_ROWS, cut(count_, CHUNKS * threads));
+        rotated_each_ = std::max(SOME_ROWS, rows_each_);
         const Layer &layer = m.layers[0];
         cuts_[1] = Cuts(count_, layer.qkv, 1, threads);
         cuts_[4] = Cuts(count_, layer.o, 1, threads);
@@ -79,7 +81,8 @@ class LayersJob final : public Job {
         if (phase >= end_) return -1;
         if (phase == m_.num_layers * PHASES) return cut(count_, rows_each_);
         switch (phase % PHASES) {
-        case 0: case 2: case 5: return cut(count_, rows_each_);
+        case 0: case 5: return cut(count_, rows_each_);
+        case 2: return cut(count_, rotated_each_) * m_.num_kv_heads;
         case 1: return has_queries(phase) ? cuts_[1].count() : keys_values_.count();
         case 3: return int64_t(tiles_.size()) * head_cuts_;
         default: return cuts_[phase % PHASES].count();
@@ -151,21 +154,21 @@ class LayersJob final : public Job {
                      normed_ + t * m_.hidden_size);
     }
 
-    // Keys and values of a token whose slot lies in the null block are in the pool already, or wanted by nobody.
+    // Of one key-value head and its queries. Keys and values of a token whose slot lies in the null block are in the
+    // pool already, or wanted by nobody.
     void rotate_and_store(int64_t chunk, const Layer &layer, const PoolLayer &pool, bool has_queries) {
-        const int64_t dim = m_.head_dim;
+        const int64_t dim = m_.head_dim, group = m_.num_heads / m_.num_kv_heads;
+        const int64_t head = chunk % m_.num_kv_heads, first = chunk / m_.num_kv_heads * rotated_each_;
         const float scale = 1.0f / std::sqrt(float(dim));
-        for (int64_t t = chunk * rows_each_; t < std::min(count_, (chunk + 1) * rows_each_); t++) {
+        for (int64_t t = first; t < std::min(count_, first + rotated_each_); t++) {
             float *heads = qkv_ + t * width_;
             const int64_t position = tokens_.positions[size_t(t)], slot = tokens_.slots[size_t(t)];
-            for (int64_t h = 0; has_queries && h < m_.num_heads; h++) rotate(heads + h * dim, position, layer.q_norm, scale);
+            for (int64_t h = head * group; has_queries && h < (head + 1) * group; h++)
+                rotate(heads + h * dim, position, layer.q_norm, scale);
             if (slot < b_.block_size) continue;
-            float *keys = heads + m_.num_heads * dim, *values = keys + m_.num_kv_heads * dim;
-            for (int64_t h = 0; h < m_.num_kv_heads; h++) {
-                rotate(keys + h * dim, position, layer.k_norm, 1.0f);
-                pool.write(pool.key_of(slot, h), keys + h * dim);
-                pool.write(pool.value_of(slot, h), values + h * dim);
-            }
+            float *key = heads + (m_.num_heads + head) * dim, *value = key + m_.num_kv_heads * dim;
+            rotate(key, position, layer.k_norm, 1.0f);
+            pool.write(slot, head, key, value);
         }
     }
 
@@ -222,7 +225,7 @@ class LayersJob final : public Job {
     const Tokens &tokens_;
     const int64_t count_, width_;
     float *hidden_, *normed_, *qkv_, *mixed_, *inner_;
-    int64_t rows_each_, units_, heads_each_, head_cuts_;
+    int64_t rows_each_, rotated_each_, units_, heads_each_, head_cuts_;
     int64_t first_ = 0, end_;  // phases
     Cuts cuts_[PHASES], keys_values_;
     std::vector<Tile> tiles_;

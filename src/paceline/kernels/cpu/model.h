@@ -34,4 +34,14 @@ struct Batch {
     uint8_t *finite;     // [num_rows], set to 1 by the caller
 };
 
+// What is drafted behind a batch, for each of its `num_logits` rows that draft, in order.
+struct Drafts {
+    int64_t most;            // of any row
+    const int64_t *rows;     // [num_logits]: the row of the batch
+    const int64_t *counts;   // [num_logits]: drafts wanted, at least 1
+    const int64_t *starts;   // [num_logits]: position of the first
+    int64_t *token_ids;      // [num_logits, most]; of each row the first `counts` are written
+    uint8_t *finite;         // [num_logits], set to 1 by the caller; 0: a logit was NaN or infinite
+};
+
 }  // namespace paceline

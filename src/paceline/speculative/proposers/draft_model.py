@@ -5,12 +5,16 @@ last two committed tokens of rows that do (an entry the pool already has goes to
 where the draft has fallen behind. Each later pass reads the token just drawn. The last token drawn is not
 read: the draft's watermark then lags one behind the target's, and the next first pass makes up for it.
 
+Where a runner can, greedy rows are drafted in one call, pass behind pass, with the same tokens.
+
 The law drawn from is kept as it was used, so the ratio sees the same bits.
 
 Rows whose plan brings drafts from their own text take those, with the one-hot law: nothing was drawn.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -38,6 +42,8 @@ class DraftModelProposer:
         texts = {index: legal(sampling, index, row.text_drafts) for index, row in enumerate(rows) if row.text_drafts}
         if not readers:
             return looked_up([texts.get(index, []) for index in range(len(rows))], sampling.device)
+        if self._in_one_call(rows, readers):
+            return self._propose_in_one_call(rows, readers, texts, sampling.device)
         output, failed = self._read_chunks(readers)
         draft = _Draft(rows, texts, sampling, self._vocab_size)
         active = draft.rows_at(0)
@@ -49,6 +55,40 @@ class DraftModelProposer:
                 output = self._read_tokens([rows[row] for row in after], step, tokens[_places(active, after)])
             active = after
         return draft.proposal(failed)
+
+    def _in_one_call(self, rows: list[RowPlan], readers: list[RowPlan]) -> bool:
+        """All drafts of the model are argmaxes of its logits. (Tokens behind `vocab_size` may not be among them.)"""
+        runner = self._runner
+        return (
+            runner.drafts_in_one_call
+            and runner.architecture.vocab_size == self._vocab_size
+            and any(row.num_model_drafts for row in readers)
+            and all(row.sampling.greedy and not row.sampling.edits_logits for row in rows if row.num_model_drafts)
+        )
+
+    def _propose_in_one_call(
+        self, rows: list[RowPlan], readers: list[RowPlan], texts: dict[int, list[int]], device: torch.device
+    ) -> Proposal:
+        batch = batch_inputs.build(batch_inputs.draft_chunk_spans(readers), self._block_size).to(self._runner.device)
+        drafting = [(place, row) for place, row in enumerate(readers) if row.num_model_drafts]
+        output = self._runner.draft_greedily(
+            batch,
+            [place for place, _ in drafting],
+            [row.num_model_drafts for _, row in drafting],
+            [row.num_committed_tokens for _, row in drafting],
+        )
+        failed = {row.seq_id for row, good in zip(readers, output.finite.tolist(), strict=True) if not good}
+        drafted: dict[int, list[int]] = {}
+        for (_, row), tokens, good in zip(
+            drafting, output.token_ids.tolist(), output.has_finite_logits.tolist(), strict=True
+        ):
+            drafted[row.seq_id] = tokens[: row.num_model_drafts]
+            failed |= set() if good else {row.seq_id}
+        found = [
+            [] if row.seq_id in failed else texts.get(index, drafted.get(row.seq_id, []))
+            for index, row in enumerate(rows)
+        ]
+        return replace(looked_up(found, device), failed=frozenset(failed))
 
     def _read_chunks(self, readers: list[RowPlan]) -> tuple[ForwardOutput, set[int]]:
         """Logits of the rows that draft, in order, and the sequences whose hidden states went bad."""
