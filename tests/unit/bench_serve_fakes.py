@@ -56,14 +56,15 @@ def raw(arms: list[ArmInfo], spans: list[CaseSpan], records: list[Record], **opt
 def two_arms(users: tuple[int, ...] = (1, 8), gains: tuple[float, ...] = (1.5, 0.75), rounds: int = 2) -> Raw:
     """`on` emits `gains[i]` times the tokens a second of `off` at users[i]; one token each 10 ms in `off`."""
     spans, records = [], []
+    clock = 0
     for load, gain in zip(users, gains, strict=True):
         for number in range(rounds):
             for arm, pace in (("on", 10_000 / gain), ("off", 10_000.0)):
-                last = 0
+                first = last = clock
                 for job in range(4 * load):
                     length = 20 + 5 * (job % 4)
                     events = [(round(20_000 + place * pace), place + 1) for place in range(length)]
-                    start = job // load * 1_000_000
+                    start = first + job // load * 1_000_000
                     last = max(last, start + events[-1][0])
                     records.append(
                         record(
@@ -72,7 +73,8 @@ def two_arms(users: tuple[int, ...] = (1, 8), gains: tuple[float, ...] = (1.5, 0
                             text_hash=str(job),
                         )
                     )  # fmt: skip
-                spans.append(span(arm, load, round=number, end_us=last))
+                spans.append(span(arm, load, round=number, place=len(spans), start_us=first, end_us=last))
+                clock = last
     return raw([info("on"), info("off")], spans, records)
 
 

@@ -282,10 +282,10 @@ def test_whatever_is_written_to_a_closed_terminal_is_no_error(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"events": []}, "line 2: a request that neither failed nor has events"),
-        ({"events": [[10, 5], [20, 3]]}, r"line 2: events must rise .* \[20, 3\] comes after \[10, 5\]"),
-        ({"events": [[10, 5], [20, 5]]}, "line 2: events must rise"),
-        ({"events": [[20, 1], [10, 2]]}, "line 2: events must rise in time"),
+        ({"events": []}, "line 2: .*it neither failed nor has events"),
+        ({"events": [[10, 5], [20, 3]]}, r"line 2: .*events must rise .* \[20, 3\] comes after \[10, 5\]"),
+        ({"events": [[10, 5], [20, 5]]}, "line 2: .*events must rise"),
+        ({"events": [[20, 1], [10, 2]]}, "line 2: .*events must rise in time"),
         ({"events": 5}, "is not a requests.jsonl"),
     ],
 )
@@ -487,7 +487,7 @@ def test_dash_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_prompts_with_a_mark_in_front_are_read(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_bytes(b"\xef\xbb\xbf" + b'{"prompt": "one"}\n')
-    (prompt,) = read_prompts(tmp_path / "p.jsonl")
+    ((prompt,), _) = read_prompts(tmp_path / "p.jsonl")
     assert prompt.turns == ("one",)
     options = ServeOptions(servers={"a": "http://h"}, prompts=tmp_path / "p.jsonl", seeds=[0])
     assert not any("odd number of seeds" in note for note in options.notes([prompt], num_arms=1))

@@ -207,7 +207,7 @@ def test_what_differs_between_runs_is_said_first_and_a_drift_is_no_gain() -> Non
     for words in ("max_tokens (256 / 64)", "temperature (0.0 / 0.8)", "day (2026-11-30 / 2026-12-01)"):
         assert words in both.warnings[0]
     assert "model" not in both.warnings[0]
-    assert "off (1) over off (2): 2.00x at 1 user" in " ".join(both.warnings)
+    assert "off (1) over off (2): 2.00x in tok/s at 1 user" in " ".join(both.warnings)
     assert "\n" not in both.warnings[0]
     own = {(c.arm, c.baseline): c.throughput_gain for c in both.comparisons if not c.across}
     assert list(own) == [("on (1)", "off (1)"), ("on (2)", "off (2)")]

@@ -529,15 +529,16 @@ def test_prompts_of_every_form(tmp_path: Path) -> None:
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    one, two, three = read_prompts(tmp_path / "a.jsonl")
+    (one, two, three), notes = read_prompts(tmp_path / "a.jsonl")
+    assert notes == []
     assert one.messages(1, ["an answer"], "[7] ") == [
         {"role": "user", "content": "[7] one"},
         {"role": "assistant", "content": "an answer"},
         {"role": "user", "content": "two"},
     ]
     assert (one.category, two.category, three.before) == ("qa", "all", (("system", "s"),))
-    assert [p.turns for p in read_prompts(tmp_path / "b.json")] == [("hi",)]
-    assert [p.turns for p in read_prompts(tmp_path / "c.txt")] == [("first",), ("second",)]
+    assert [p.turns for p in read_prompts(tmp_path / "b.json")[0]] == [("hi",)]
+    assert [p.turns for p in read_prompts(tmp_path / "c.txt")[0]] == [("first",), ("second",)]
 
 
 @pytest.mark.parametrize(
@@ -632,7 +633,7 @@ def test_options_are_checked_before_anything_is_sent(fields: dict[str, Any], sai
 
 def test_synthetic_prompts_are_said_loudly() -> None:
     options = ServeOptions(servers={"a": "http://h:1"}, input_len=5)
-    assert "SYNTHETIC PROMPTS" in options.notes(options.read_prompts())[0]
+    assert "SYNTHETIC PROMPTS" in options.notes(options.read_prompts()[0])[0]
     assert options.sampling()["ignore_eos"] is True
 
 

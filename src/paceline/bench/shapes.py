@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,12 @@ def said_of(error: ConfigurationError, located: str, given: str) -> Configuratio
     if located == given or not Path(given).is_file():
         return error
     return ConfigurationError(str(error).replace(str(Path(located) / "config.json"), given).replace(located, given))
+
+
+def named_as_given(table: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """A resolved configuration without the places of copies in `folder`: what the user gave stands beside them."""
+    copy = re.compile(rf"\s*\({re.escape(str(folder))}/[^)]*\)")
+    return {name: copy.sub("", value) for name, value in table.items()}
 
 
 def _write(config: dict[str, Any], folder: Path) -> Path:

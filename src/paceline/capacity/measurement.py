@@ -12,10 +12,10 @@ from paceline.bench.bounds import Bounds
 from paceline.bench.files import read_text
 from paceline.capacity.hardware import Gpu
 from paceline.capacity.pair import PlannedModel, read_model
+from paceline.capacity.run_relations import check_document, median_run, number
 from paceline.errors import ConfigurationError
 
 _RANKS = Bounds(1, 1024)
-_SECONDS = Bounds(1e-9, 1e9)
 _MILLISECONDS = Bounds(1e-6, 1e12)
 _PART = Bounds(1e-6, 1e12, or_zero=True)
 _NAMES = {  # as drivers spell them
@@ -113,6 +113,8 @@ def _parse(content: dict[str, Any], path: Path, gpus: Mapping[str, Gpu], gpu: Gp
     if not content["results"]:
         raise ConfigurationError(f"{where} holds no results: the run ended before its first case.")
     models, sweep = content["options"]["models"], content["options"]["sweep"]
+    output_len = _whole(sweep, "output_len", Bounds(2, 1e5), where)
+    check_document(content["results"], content.get("runs", []), output_len, where)
     engine, speculative = models["engine"], models["speculative"]
     target = _model(models["model"], chosen, engine, sweep)
     has_model = models["draft"] not in (None, "ngram")
@@ -124,11 +126,11 @@ def _parse(content: dict[str, Any], path: Path, gpus: Mapping[str, Gpu], gpu: Gp
         command=str(content["command"]),
         commit=content["commit"],
         gpu=chosen,
-        bandwidth=_number(content["ceiling"], "bandwidth", Bounds(1, 1e18), where),
+        bandwidth=number(content["ceiling"], "bandwidth", Bounds(1, 1e18), where),
         target=target,
         draft=draft,
         input_len=_whole(sweep, "input_len", Bounds(1, 1e7), where),
-        output_len=_whole(sweep, "output_len", Bounds(2, 1e5), where),
+        output_len=output_len,
         tp=_whole({"tensor_parallel_size": 1} | engine, "tensor_parallel_size", _RANKS, where),
         draft_tp=_whole({"draft_tensor_parallel_size": 1} | speculative, "draft_tensor_parallel_size", _RANKS, where),
         is_random=sweep["temperature"] > 0,
@@ -148,34 +150,17 @@ def _model(name: str, gpu: Gpu, options: Mapping[str, Any], sweep: Mapping[str, 
     )
 
 
-def _number(row: Mapping[str, Any], name: str, bounds: Bounds, where: str) -> float:
-    """Raises ConfigurationError where it is none, or one that nothing measures (NaN, infinite, 0 seconds)."""
-    value = row[name]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigurationError(f"{where}: {name} must be a number, not {str(value)[:40]!r}.")
-    if problem := bounds.problem(f"{where}: {name}", value):
-        raise ConfigurationError(problem)
-    return float(value)
-
-
 def _whole(row: Mapping[str, Any], name: str, bounds: Bounds, where: str) -> int:
-    value = _number(row, name, bounds, where)
+    value = number(row, name, bounds, where)
     if value != int(value):
         raise ConfigurationError(f"{where}: {name} must be a whole number, not {value}.")
     return int(value)
 
 
-def _num_steps(row: dict[str, Any], runs: list[dict[str, Any]], where: str) -> int | None:
+def _num_steps(row: Mapping[str, Any], runs: list[dict[str, Any]], where: str) -> int | None:
     """Of the run that the row stands for; None where runs are not told."""
-    own = [run for run in runs if all(run[name] == row[name] for name in ("batch", "k", "draft_loaded"))]
-    speed = float(row["decode_tokens_per_second"])
-
-    def distance(run: dict[str, Any]) -> float:
-        tokens = _number(run, "decode_tokens", Bounds(0, 1e15), where)
-        return abs(tokens / _number(run, "decode_seconds", _SECONDS, where) - speed)
-
-    nearest = min(own, key=distance, default=None)
-    return None if nearest is None else _whole(nearest, "decode_steps", Bounds(1, 1e12), where)
+    run = median_run(row, runs, where)
+    return None if run is None else _whole(run, "decode_steps", Bounds(1, 1e12), where)
 
 
 def _tokens_name(row: Mapping[str, Any]) -> str:
@@ -196,10 +181,10 @@ def _cases(rows: list[dict[str, Any]], runs: list[dict[str, Any]], where: str) -
             batch=batch,
             k=k,
             has_draft=bool(row["draft_loaded"]),
-            tokens_per_second=_number(row, "decode_tokens_per_second", Bounds(1e-6, 1e12), where),
-            tokens_per_pass=_number(row, _tokens_name(row), Bounds(1, k + 1 + 1e-6), where),
-            step=_number(row, "step_ms", _MILLISECONDS, where) / 1e3 if row["step_ms"] is not None else None,
-            draft=_number(row, "draft_ms", _PART, where) / 1e3,
-            verify=_number(row, "verify_ms", _PART, where) / 1e3,
+            tokens_per_second=number(row, "decode_tokens_per_second", Bounds(1e-6, 1e12), where),
+            tokens_per_pass=number(row, _tokens_name(row), Bounds(1, k + 1 + 1e-6), where),
+            step=number(row, "step_ms", _MILLISECONDS, where) / 1e3 if row["step_ms"] is not None else None,
+            draft=number(row, "draft_ms", _PART, where) / 1e3,
+            verify=number(row, "verify_ms", _PART, where) / 1e3,
             num_steps=_num_steps(row, runs, where),
         )

@@ -10,7 +10,7 @@ import typer
 from paceline.cli.access_options import with_access_options
 from paceline.cli.bench import bench_app
 from paceline.cli.deploy import deploy_app
-from paceline.cli.finite import App
+from paceline.cli.finite import App, OnceCommand
 from paceline.cli.log_options import read_log_options, with_log_options
 from paceline.cli.old_options import with_old_options
 from paceline.cli.options import with_engine_options
@@ -34,7 +34,7 @@ models_app = App(no_args_is_help=True, help="The models on this machine: list, p
 app.add_typer(models_app, name="models")
 app.add_typer(bench_app, name="bench")
 app.add_typer(deploy_app, name="deploy")
-app.command("plan")(plan)
+app.command("plan", cls=OnceCommand)(plan)
 
 ModelArgument = Annotated[
     str | None,

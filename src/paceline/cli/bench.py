@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.bench_serve import report, serve
-from paceline.cli.finite import App
+from paceline.cli.finite import App, OnceCommand
 from paceline.cli.given import refuse_unused
 from paceline.cli.lists import refuse_twice, whole_numbers
 from paceline.cli.termination import signals_as_ctrl_c
@@ -18,8 +18,8 @@ from paceline.cli.writing import claimed_file, write_whole
 from paceline.errors import ConfigurationError
 
 bench_app = App(no_args_is_help=True, help="Measure speed: of a running server, or of the engine alone.")
-bench_app.command()(serve)
-bench_app.command()(report)
+bench_app.command(cls=OnceCommand)(serve)
+bench_app.command(cls=OnceCommand)(report)
 
 _OF_DRAFT = frozenset({"draft_quantization", "quantize_draft_lm_head", "draft_tensor_parallel_size"})
 _MODEL, _SPECULATION, _RUN, _ENGINE = "Models", "Speculation", "Runs", "Engine"
@@ -29,7 +29,7 @@ def _option(text: str, panel: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=False)
 
 
-@bench_app.command()
+@bench_app.command(cls=OnceCommand)
 def offline(
     ctx: typer.Context,
     model: Annotated[str, _option("A shape (llama-3.1-70b), a config.json, a directory or a known model.", _MODEL)],
@@ -168,6 +168,7 @@ def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None, cas
     from paceline.bench.bandwidth import read_bandwidth
     from paceline.bench.environment import environment
     from paceline.bench.offline import engine_ceiling, run_cases
+    from paceline.bench.shapes import named_as_given
     from paceline.bench.sweep import plan_engines
     from paceline.cli.console import say, show_configuration, show_notes
 
@@ -183,8 +184,8 @@ def _run(models: Any, sweep: Any, bandwidth: float | None, out: Path | None, cas
         configurations: list[dict[str, str]] = []
 
         def described(table: dict[str, str]) -> None:
-            configurations.append(table)
-            show_configuration(table)
+            configurations.append(named_as_given(table, Path(folder)))
+            show_configuration(configurations[-1])
 
         def rows() -> list[dict[str, Any]]:
             return report.summaries(cases, ceiling, sweep)

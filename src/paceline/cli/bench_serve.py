@@ -12,7 +12,7 @@ import typer
 
 from paceline.cli.lists import numbers, parts, refuse_twice, short
 from paceline.cli.writing import OutFolder, refusal
-from paceline.errors import ConfigurationError, PacelineError
+from paceline.errors import ConfigurationError, InvalidRequestError, PacelineError
 
 if TYPE_CHECKING:
     from paceline.bench.serve.records import Load
@@ -217,7 +217,7 @@ def _measure(options: Any, raw: Path, api_key: str | None) -> BaseException | No
 def _conclude(folder: Path, broken: BaseException | None) -> None:
     """Figures and report of what was measured. Raises `broken`, whatever was kept."""
     from paceline.bench.serve.records import read_raw
-    from paceline.bench.serve.results import write_results
+    from paceline.bench.serve.results import CUT_SHORT, write_results
     from paceline.bench.serve.summary import summarize
     from paceline.cli.console import say
 
@@ -231,7 +231,7 @@ def _conclude(folder: Path, broken: BaseException | None) -> None:
         raise broken or PacelineError("Nothing was measured.")
     if broken is not None:
         reason = str(broken).rstrip(".") or "interrupted"
-        results.notes.append(f"The run did not end: {reason}. These are the cases before that.")
+        results.notes.append(f"{CUT_SHORT}{reason}. These are the cases before that.")
     write_results(folder / "bench.json", results)
     _show(results, [note for note in results.notes if note not in recorded.header.notes])  # those were said before
     say(f"Wrote {raw} (when how many tokens came) and {folder / 'bench.json'}.")
@@ -307,7 +307,9 @@ def _servers(given: Sequence[str]) -> dict[str, str]:
             )
         name = name or address.partition("://")[2].rstrip("/")
         if name in found:
-            raise ConfigurationError(f"--url: two servers are named '{name}'. Give names: --url NAME={address}")
+            raise ConfigurationError(
+                f"--url: two servers are named '{name}'. Give each a name of its own: --url NAME={address}"
+            )
         found[name] = address
     return found
 
@@ -342,25 +344,24 @@ def _named_numbers(option: str, given: Iterable[str], kind: type[int] | type[flo
 def _object(option: str, text: str | None) -> dict[str, Any]:
     import json
 
+    from paceline.json_text import loads
+
     if text is None:
         return {}
+    where = f"{option} {short(text)}"
     try:
-        found = json.loads(text, parse_constant=_no_json, object_pairs_hook=_without_doubles)
-    except (ValueError, RecursionError):
-        found = None
+        found = loads(text)
+    except InvalidRequestError as error:  # a name twice, too deep
+        raise ConfigurationError(f"{where}: {error}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: this is not JSON ({error}); give an object.") from None
     if not isinstance(found, dict):
-        raise ConfigurationError(f"{option} {short(text)}: give a JSON object, each name once.")
+        raise ConfigurationError(f'{where}: give a JSON object, such as {{"top_p": 0.9}}.')
+    try:
+        json.dumps(found, allow_nan=False)
+    except ValueError:
+        raise ConfigurationError(f"{where}: NaN and infinity are no numbers of JSON.") from None
     return found
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("a name twice")
-    return dict(pairs)
-
-
-def _no_json(word: str) -> Any:
-    raise ValueError(word)
 
 
 def _objectives_only(words: Sequence[str], goodput: Sequence[str] | None) -> Sequence[str]:

@@ -24,6 +24,18 @@ class FiniteCommand(TyperCommand):
         return rest
 
 
+class OnceCommand(FiniteCommand):
+    """Where an option that takes one value is given twice, the first is not dropped in silence: it is refused."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        given: list[Any] = [one for one in order if one.param_type_name == "option" and not one.multiple]
+        for parameter in given:
+            if given.count(parameter) > 1 and not parameter.is_flag:
+                raise typer.BadParameter("given more than once; give one value (a list is 1,2,4).", ctx, parameter)
+        return super().parse_args(ctx, args)
+
+
 class App(typer.Typer):
     """typer.Typer, every command of which is a FiniteCommand."""
 

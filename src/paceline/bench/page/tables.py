@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.bench.page.words import NOTHING, number, with_interval
-from paceline.bench.serve.results import STATISTICS, Case, Comparison, Results
+from paceline.bench.serve.intervals import Estimate
+from paceline.bench.serve.results import OWN_TOOL, STATISTICS, Case, Comparison, Results
 
-_OWN = "paceline bench serve"
+GAIN, PACE = "gain in tok/s", "gain in pace"
+_PACE_NOTE = (
+    "With arrivals (--rate) every arm is given the same load, so tok/s are about the same and no gain. There it is the "
+    "pace that differs: mean TPOT of the baseline over the arm's, same prompts."
+)
 _METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "gap": "gap between chunks", "e2e": "E2E"}
 
 
@@ -25,39 +30,46 @@ class Table:
 def overview(results: Results) -> Table:
     """One line a load and arm, with the gain over the baseline."""
     gains = {(c.arm, c.load): c for c in sorted(results.comparisons, key=lambda c: not c.across)}  # its own run's last
+    kinds = {c.load.kind for c in results.comparisons}
     has = {
         "tok/s a GPU": any(case.per_gpu_tok_s for case in results.cases),
         "tok/pass": any(case.acceptance and case.passes for case in results.cases),
         "within SLO": any(case.goodput_share for case in results.cases),
         "$/M tokens": any(case.usd_per_million_tokens for case in results.cases),
-        "gain": bool(results.comparisons),
+        GAIN: "users" in kinds,
+        PACE: "rate" in kinds,
     }
-    headings = ["load", "arm", "tok/s", *_given(has, "gain"), "tok/s a user", *_given(has, "tok/s a GPU"),
+    headings = ["load", "arm", "tok/s", *_given(has, GAIN, PACE), "tok/s a user", *_given(has, "tok/s a GPU"),
                 "TTFT ms P50", "P99", "TPOT ms P50", "P99", *_given(has, "tok/pass", "within SLO", "$/M tokens"),
                 "failed"]  # fmt: skip
     rows = []
     for case in results.cases:
         compared = gains.get((case.arm, case.load))
-        gain = (compared.throughput_gain or compared.pace_gain) if compared else None
         cells = {
-            "gain": with_interval(gain, "x") + (" across runs" if gain and compared and compared.across else ""),
+            GAIN: _gain(compared, compared.throughput_gain if compared else None),
+            PACE: _gain(compared, compared.pace_gain if compared and case.load.kind == "rate" else None),
             "tok/s a GPU": _value(case.per_gpu_tok_s),
             "tok/pass": number(case.passes.tokens_a_pass) if case.passes else NOTHING,
             "within SLO": f"{case.goodput_share.value:.0%}" if case.goodput_share else NOTHING,
             "$/M tokens": _value(case.usd_per_million_tokens),
         }
         rows.append(
-            [case.load.label, case.arm, _value(case.output_tok_s), *_cells(has, cells, "gain"),
+            [case.load.label, case.arm, _value(case.output_tok_s), *_cells(has, cells, GAIN, PACE),
              _value(case.per_user_tok_s), *_cells(has, cells, "tok/s a GPU"),
              *(number(case.latency(m, s)) for m in ("ttft", "tpot") for s in ("p50", "p99")),
              *_cells(has, cells, "tok/pass", "within SLO", "$/M tokens"), f"{case.num_failed} of {case.num_requests}"]
         )  # fmt: skip
-    return Table("Output tokens a second, latency in milliseconds", headings, rows, _what_speed_is(results))
+    note = " ".join(words for words in (_what_speed_is(results), _PACE_NOTE if has[PACE] else "") if words)
+    return Table("Output tokens a second, latency in milliseconds", headings, rows, note)
+
+
+def _gain(compared: Comparison | None, gain: Estimate | None) -> str:
+    return with_interval(gain, "x") + (" across runs" if gain and compared and compared.across else "")
 
 
 def _what_speed_is(results: Results) -> str:
     """Only of runs of our own: other tools' are said in their notes."""
-    if not any(source.tool == _OWN for source in results.origins):
+    if not any(source.tool == OWN_TOOL for source in results.origins):
         return ""
     counted = "tok/s counts the time in which every user had a request under way (with arrivals: all of it)."
     if not any(case.leaves_out_tokens for case in results.cases):

@@ -133,8 +133,12 @@ def _drift(same: Sequence[Comparison]) -> list[str]:
     """How far the runs are from each other, by what they have in common; nothing where that is within its interval."""
     found = []
     for arm, last in dict.fromkeys((c.arm, c.baseline) for c in same):
-        gains = [(c.load.label, c.throughput_gain or c.pace_gain) for c in same if (c.arm, c.baseline) == (arm, last)]
-        far = [f"{gain.value:.2f}x at {label}" for label, gain in gains if gain is not None and _is_far(gain)]
+        own = [c for c in same if (c.arm, c.baseline) == (arm, last)]
+        far = [
+            f"{c.gain.value:.2f}x {c.gain_words.removeprefix('gain ')} at {c.load.label}"
+            for c in own
+            if c.gain is not None and _is_far(c.gain)
+        ]
         if far:
             found.append(
                 f"THE SAME ARM DIFFERS BETWEEN THE RUNS: {arm} over {last}: {', '.join(far)}. A gain across these runs "

@@ -1,8 +1,4 @@
-"""The sides of a comparison: which servers answer, what they can do, and what each request to them carries.
-
-What a server can do is tried out, not assumed: one short answer each for the way of counting tokens, for switching
-speculation off by request, and for keeping a prompt out of the prefix cache.
-"""
+"""The sides of a comparison: which servers answer, and what each request to them carries."""
 
 from __future__ import annotations
 
@@ -13,34 +9,15 @@ from typing import Any
 import httpx
 
 from paceline.bench.environment import local_hardware
-from paceline.bench.serve.ask import Listener, ask, now_ns
-from paceline.bench.serve.counters import Counters, read_counters
-from paceline.bench.serve.counting import CountTokens, UsageTally, make_tally, request_fields
-from paceline.bench.serve.http_stream import StreamClient, server_url
+from paceline.bench.serve.counting import CountTokens, request_fields
 from paceline.bench.serve.options import ServeOptions
 from paceline.bench.serve.prompts import Prompt
 from paceline.bench.serve.records import ArmInfo
-from paceline.errors import ConfigurationError, PacelineError
+from paceline.bench.serve.servers import Server, try_out
+from paceline.errors import ConfigurationError
 
-_PROBE_TOKENS = 24  # more than any step emits, so that an answer comes in several chunks
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 AS_IT_IS = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """One address, tried out."""
-
-    name: str
-    url: httpx.URL
-    stream: StreamClient
-    control: httpx.AsyncClient
-    model: str
-    kind: str  # Paceline, vLLM 0.32.0, or ''
-    counting: str
-    takes_salt: bool
-    speculates_by_request: bool
-    refused_drafts: Mapping[str, str]  # of --speculation: number of drafts -> the server's words
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +55,7 @@ async def open_arms(
 ) -> tuple[list[Arm], list[str]]:
     """The arms in the order given, the baseline not moved, and notes. Raises PacelineError where a server cannot be
     asked."""
-    servers = [await _try_out(name, url, options, api_key) for name, url in options.servers.items()]
+    servers = [await try_out(name, url, options, api_key) for name, url in options.servers.items()]
     notes: list[str] = []
     words = list(options.speculation)
     if not words and len(servers) == 1 and servers[0].speculates_by_request:
@@ -102,7 +79,7 @@ async def open_arms(
     names = [arm.info.name for arm in arms]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"Two arms have the same name: {', '.join(names)}.")
-    notes += _notes(arms)
+    notes += _notes(arms) + _notes_of_same(servers)
     return arms, notes
 
 
@@ -115,7 +92,7 @@ def baseline_of(arms: Sequence[ArmInfo], wanted: str | None) -> str | None:
         return wanted
     if len(arms) < 2:
         return None
-    off = [arm.name for arm in arms if arm.extra.get("speculation") == {"num_speculative_tokens": 0}]
+    off = [arm.name for arm in arms if arm.extra.get("speculation", {}).get("num_speculative_tokens") == 0]
     return off[0] if off else names[-1]
 
 
@@ -124,7 +101,7 @@ def _arm(
 ) -> Arm:
     extra: dict[str, Any] = {}
     if word not in (AS_IT_IS, "on"):
-        extra = {"speculation": {"num_speculative_tokens": int(word)}}
+        extra = options.drafts(int(word))
     labels = [server.name] if several or word == AS_IT_IS else []
     if word != AS_IT_IS:
         labels.append({"on": "speculation on", "0": "speculation off"}.get(word, f"K={word}"))
@@ -175,124 +152,12 @@ def _notes(arms: Sequence[Arm]) -> list[str]:
     return found
 
 
-async def _try_out(name: str, url: str, options: ServeOptions, api_key: str | None) -> Server:
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    root = server_url(url)
-    control = httpx.AsyncClient(base_url=root, headers=headers, timeout=httpx.Timeout(30.0, connect=5.0))
-    model = options.model or await _only_model(control)
-    probe = _Probe(StreamClient(root, headers, options.timeout), options, model)
-    await probe.must_answer(str(root))
-    counters = await read_counters(control)
-    is_known = counters.server != ""
-    return Server(
-        name=name,
-        url=root,
-        stream=probe.stream,
-        control=control,
-        model=model,
-        kind=await _kind(control, counters),
-        counting=await probe.counting(),
-        refused_drafts=await probe.refused_drafts(options.speculation),
-        takes_salt=is_known and options.fresh_prompts and await probe.takes({"cache_salt": "probe"}),
-        speculates_by_request=await probe.speculates_by_request(),
-    )
-
-
-class _CountingTally(UsageTally):
-    """Also in how many steps the count rose, even if they all came at one time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_counts = 0
-
-    def _reached(self, micros: int, count: int) -> None:
-        self.num_counts += count > self._count
-        super()._reached(micros, count)
-
-
-class _Probe:
-    def __init__(self, stream: StreamClient, options: ServeOptions, model: str) -> None:
-        self.stream = stream
-        self._options = options
-        self._model = model
-
-    async def must_answer(self, where: str) -> None:
-        """Else the server's own words say what is wrong."""
-        found = await self._ask(request_fields("share"))
-        if found.error is not None:
-            raise PacelineError(f"{where} does not answer as asked: {found.error}")
-        if self._options.counting in ("auto", "share") and found.last is None and self._options.tokenizer is None:
-            raise ConfigurationError(
-                f"{where} sends no usage with a stream, so tokens cannot be counted: give --tokenizer."
-            )
-
-    async def counting(self) -> str:
-        wanted = self._options.counting
-        if wanted not in ("auto", "usage"):
-            return wanted
-        tally = _CountingTally()
-        found = await self._ask(request_fields("usage"), tally)
-        if found.error is None and tally.num_counts > 1:
-            return "usage"
-        if wanted == "usage":
-            reason = found.error or "its chunks carry no counts"
-            raise ConfigurationError(f"--count usage: {self._model} cannot be counted so ({reason}). Try --count auto.")
-        return "tokenizer" if self._options.tokenizer is not None else "share"
-
-    async def takes(self, fields: Mapping[str, Any]) -> bool:
-        return (await self._ask(request_fields("share") | dict(fields))).error is None
-
-    async def refused_drafts(self, words: Sequence[str]) -> dict[str, str]:
-        """Each number of drafts is tried, so that no arm is found out to be impossible after others were measured."""
-        found = {}
-        for word in words:
-            if word not in ("on", "0"):
-                fields = {"speculation": {"num_speculative_tokens": int(word)}}
-                if (error := (await self._ask(request_fields("share") | fields)).error) is not None:
-                    found[word] = error
-        return found
-
-    async def speculates_by_request(self) -> bool:
-        """It takes the field, and speculates without it."""
-        plain = await self._ask(request_fields("share"))
-        if not plain.speculation:
-            return False
-        return await self.takes({"speculation": {"num_speculative_tokens": 0}})
-
-    async def _ask(self, fields: Mapping[str, Any], tally: UsageTally | None = None) -> Listener:
-        sampling = self._options.sampling() | {"max_tokens": min(_PROBE_TOKENS, self._options.max_tokens)}
-        words = "Name ten animals, one a line."
-        what: dict[str, Any] = {"messages": [{"role": "user", "content": words}]}
-        if self._options.endpoint == "completions":
-            what = {"prompt": words}
-        body = {"model": self._model, **what, **sampling, **fields}
-        return await ask(self.stream, self._options.path, body, tally or make_tally("share", None), now_ns)
-
-
-async def _only_model(control: httpx.AsyncClient) -> str:
-    root = str(control.base_url).rstrip("/")
-    where = f"{root}/v1/models"
-    try:
-        response = await control.get("/v1/models")
-    except httpx.HTTPError as error:
-        raise PacelineError(f"{root} does not answer ({error}). Is a server running there?") from None
-    if response.status_code in (401, 403):
-        raise ConfigurationError(f"{where} answered {response.status_code}: it wants a key. See --api-key-env.")
-    if response.status_code == 503:
-        raise PacelineError(f"{root} is not ready: {response.text[:200]} Try again once it has loaded.")
-    try:
-        names = [str(entry["id"]) for entry in response.json()["data"]]
-    except (ValueError, KeyError, TypeError):
-        raise PacelineError(f"{where} answered {response.status_code}, and no list of models: give --model.") from None
-    if not names:
-        raise PacelineError(f"{root} serves no model.")
-    return names[0]
-
-
-async def _kind(control: httpx.AsyncClient, counters: Counters) -> str:
-    try:
-        response = await control.get("/version")
-        version = str(response.json()["version"]) if response.status_code == 200 else ""
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
-        version = ""
-    return f"{counters.server} {version}".strip()
+def _notes_of_same(servers: Sequence[Server]) -> list[str]:
+    by_url: dict[httpx.URL, list[str]] = {}
+    for server in servers:
+        by_url.setdefault(server.url, []).append(server.name)
+    return [
+        f"{' and '.join(names)} are one server, {url}: what lies between them is chance, and shows how large it is."
+        for url, names in by_url.items()
+        if len(names) > 1
+    ]

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from paceline.bench.serve.counting import Tally
+from paceline.bench.serve.counting import Tally, UsageTally
 from paceline.bench.serve.http_stream import StreamClient
+from paceline.bench.serve.record_relations import counts_problems, passes_problems, usage_problems
 from paceline.bench.serve.records import Counts, Record
 from paceline.bench.serve.sse import Chunk, EventReader, read_chunk
 from paceline.errors import PacelineError
@@ -95,7 +96,8 @@ def _error_text(body: bytes) -> str:
 
 def fill(record: Record, listener: Listener, max_tokens: int | None = None) -> Record:
     """The record of what was heard; run after the case, since counting by text takes its time. An answer for which a
-    server counts more tokens than `max_tokens`, which were asked for, is an error: its figures would be anything."""
+    server counts more tokens than `max_tokens`, which were asked for, or fewer than before, is an error: its figures
+    would be anything. What else contradicts itself is left out, so that a record is what record_relations.py wants."""
     usage = listener.last.usage if listener.last is not None else None
     record.end_us = listener.end_us
     record.error = listener.error
@@ -105,21 +107,28 @@ def fill(record: Record, listener: Listener, max_tokens: int | None = None) -> R
         record.error = f"the server counts {counted:,} tokens in an answer of at most {max_tokens:,} (usage)"
         return record
     record.events = listener.tally.resolve(usage.completion_tokens if usage else None)
+    if listener.error is None and isinstance(listener.tally, UsageTally) and record.num_tokens > counted:
+        record.error = f"the server counts {record.num_tokens:,} tokens, and {counted:,} at the end (usage)"
     if usage is not None:
         record.prompt_tokens, record.completion_tokens = usage.prompt_tokens, usage.completion_tokens
         record.cached_tokens = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+        if any(usage_problems(record)):
+            record.cached_tokens = None
     if listener.error is None and not record.events:
         record.error = "an answer without tokens"
     record.text_hash = hashlib.blake2b("".join(listener.pieces).encode(), digest_size=8).hexdigest()
     record.speculation = speculation_counts(listener.speculation)
+    if record.speculation is not None and any(passes_problems(record.speculation, record.completion_tokens)):
+        record.speculation = None
     return record
 
 
 def speculation_counts(metrics: dict[str, Any] | None) -> Counts | None:
     """`metrics.speculative_decoding` of an answer: vLLM's form (a histogram of drafts by how many were kept), or counts
-    by position. None where they are neither."""
+    by position. None where they are neither, or contradict each other."""
     try:
-        return msgspec.convert(_counts(metrics), Counts) if metrics else None
+        found = msgspec.convert(_counts(metrics), Counts) if metrics else None
+        return None if found is None or any(counts_problems(found)) else found
     except (TypeError, ValueError, AttributeError, msgspec.ValidationError):
         return None
 

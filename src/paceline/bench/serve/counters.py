@@ -5,7 +5,7 @@ Paceline's and vLLM's names differ in their prefix alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -24,6 +24,8 @@ _OTHERS = {
 }  # fmt: skip
 _WANTED = _SPECULATION | _SECONDS | _OTHERS
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+# A server may go on counting while it is read, so that one counter is of a moment later than another.
+LITTLE, FEW = 0.02, 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +37,41 @@ class Counters:
     accepted_per_position: tuple[float, ...] = ()
 
     def since(self, earlier: Counters) -> Counters:
-        """The difference; empty where a server was restarted in between, or could not be asked before."""
+        """The difference; empty where a server was restarted in between, could not be asked before, or contradicts
+        itself."""
         if not earlier.server:
             return Counters(self.server)
         rises = {name: value - earlier.values.get(name, 0.0) for name, value in self.values.items()}
-        if any(rise < 0 for rise in rises.values()):
-            return Counters(self.server)
         before = earlier.accepted_per_position
         positions = tuple(
             value - (before[place] if place < len(before) else 0.0)
             for place, value in enumerate(self.accepted_per_position)
         )
+        if min((*rises.values(), *positions), default=0.0) < 0 or counters_problem(rises, positions):
+            return Counters(self.server)
         return Counters(self.server, rises, positions)
+
+
+def counters_problem(rises: Mapping[str, float], accepted_per_position: Sequence[float]) -> str:
+    """Which two of them contradict each other; '' if none do."""
+    drafts, draft_tokens, accepted = (rises.get(name, 0.0) for name in ("drafts", "draft_tokens", "accepted_tokens"))
+    by_place = sum(accepted_per_position)
+    at_most = [
+        ("drafts", drafts, "draft_tokens", draft_tokens),
+        ("accepted_tokens", accepted, "draft_tokens", draft_tokens),
+    ]
+    if "passes" in rises:
+        at_most.append(("drafts", drafts, "passes", rises["passes"]))
+    if accepted_per_position:
+        at_most += [
+            ("the sum of accepted_per_position", by_place, "accepted_tokens", accepted),
+            ("accepted_tokens", accepted, "the sum of accepted_per_position", by_place),
+            ("the first of accepted_per_position", accepted_per_position[0], "drafts", drafts),
+        ]
+    for name, value, limit_name, limit in at_most:
+        if value > limit * (1 + LITTLE) + FEW:
+            return f"{name} is {value:g}, and {limit_name} {limit:g}"
+    return ""
 
 
 def parse_counters(text: str) -> Counters:

@@ -31,8 +31,7 @@ def drift(
     """A sentence where an arm moved; none where nothing did, or with one round."""
     moved = {key: found for key, answers in records.items() if (found := moved_by(answers)) is not None}
     widths = {
-        load: max(map(_half_width, (c.throughput_gain or c.pace_gain for c in compared if c.load == load)), default=0.0)
-        for _, load in moved
+        load: max(map(_half_width, (c.gain for c in compared if c.load == load)), default=0.0) for _, load in moved
     }
     far = {
         (arm, load): value
@@ -51,7 +50,8 @@ def drift(
     hidden = [load for arm, load in far if arm == baseline and abs(far[arm, load].value - 1) > widths[load] > 0]
     if hidden:
         where = ", ".join(load.label for load in hidden)
-        line += f" At {where} the baseline itself moved by more than the interval of the gain is wide to a side."
+        of_what = " and ".join(dict.fromkeys(c.gain_words for c in compared if c.load in hidden))
+        line += f" At {where} the baseline itself moved by more than the interval of the {of_what} is wide to a side."
     return [line]
 
 

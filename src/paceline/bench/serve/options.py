@@ -81,18 +81,10 @@ class ServeOptions:
                 found.append(problem)
         if not self.loads:
             found.append("No load: give --concurrency, --rate or both.")
-        for load in self.loads:
-            name, bounds = LOADS[load.kind]
-            if problem := bounds.problem(name, load.value):
-                found.append(problem)
-            elif load.kind == "users" and self.num_prompts is not None and self.num_prompts < load.value:
-                found.append(
-                    f"--num-prompts {self.num_prompts} is too few for {load.label}, of whom each asks one: give at "
-                    f"least {load.value:g}, or fewer users with --concurrency."
-                )
+        found += self._problems_of_loads()
         if not self.seeds:
             found.append("--seeds: give at least one.")
-        found += [problem for seed in self.seeds if (problem := _SEED.problem("--seeds", seed))]
+        found += [problem for seed in self.seeds if (problem := _SEED.problem("--seeds", seed))][:1]
         if not found and self.input_len is not None:
             words = self.input_len * max(map(self.count_of, self.loads))
             if problem := Bounds(1, 1e8, "(that would be all made-up prompts)").problem("Tokens", words):
@@ -107,14 +99,7 @@ class ServeOptions:
             found.append(f"--count {self.counting}: auto, {', '.join(METHODS)}.")
         if self.counting == "tokenizer" and self.tokenizer is None:
             found.append("--count tokenizer needs --tokenizer.")
-        for name in _OWN_FIELDS:
-            if name in self.extra_body:
-                found.append(f"--extra-body: '{name}' is set by the benchmark itself.")
-        found += [
-            f"--extra-body: '{name}' has an option of its own: {option}."
-            for name, option in _OF_OPTIONS.items()
-            if name in self.extra_body
-        ]
+        found += self._problems_of_extra_body()
         for option, named in (("--hardware", self.hardware), ("--gpus", self.gpus), ("--price-per-hour", self.prices)):
             found += [
                 f"{option}: there is no server '{name}' (there are: {', '.join(self.servers)})."
@@ -124,6 +109,53 @@ class ServeOptions:
         found += [problem for count in self.gpus.values() if (problem := _COUNT.problem("--gpus", count))]
         found += [problem for price in self.prices.values() if (problem := _PRICE.problem("--price-per-hour", price))]
         return found
+
+    def _problems_of_loads(self) -> list[str]:
+        """One of each kind, however many loads have it."""
+        outside: dict[str, str] = {}
+        for load in self.loads:
+            name, bounds = LOADS[load.kind]
+            if problem := bounds.problem(name, load.value):
+                outside.setdefault(name, problem)
+        users = [load for load in self.loads if load.kind == "users"]
+        if outside or self.num_prompts is None or not users:
+            return list(outside.values())
+        most = max(users, key=lambda load: load.value)
+        if self.num_prompts >= most.value:
+            return []
+        return [
+            f"--num-prompts {self.num_prompts} is too few for {most.label}, of whom each asks one: give at least "
+            f"{most.value:g}, or fewer users with --concurrency."
+        ]
+
+    def _problems_of_extra_body(self) -> list[str]:
+        """Whatever the benchmark sets itself would overwrite it in silence."""
+        body = self.extra_body
+        found = [f"--extra-body: '{name}' is set by the benchmark itself." for name in _OWN_FIELDS if name in body]
+        found += [
+            f"--extra-body: '{name}' has an option of its own: {option}."
+            for name, option in _OF_OPTIONS.items()
+            if name in body
+        ]
+        if "cache_salt" in body and self.fresh_prompts:
+            found.append(
+                "--extra-body: every request gets a 'cache_salt' of its own, so that none finds another's prompt in "
+                "the prefix cache. With --shared-prefixes yours counts."
+            )
+        if "logprobs" in body and self.counting == "logprobs":
+            found.append("--extra-body: 'logprobs' is set by --count logprobs; give another --count, or leave it out.")
+        if "speculation" in body and not isinstance(body["speculation"], Mapping):
+            found.append("--extra-body: 'speculation' must be an object. How many drafts are made: --speculation.")
+        elif "num_speculative_tokens" in body.get("speculation", ()):
+            found.append(
+                "--extra-body: 'num_speculative_tokens' has an option of its own: --speculation. Other fields of "
+                "'speculation' are sent with every arm."
+            )
+        return found
+
+    def drafts(self, number: int) -> dict[str, Any]:
+        """The field that asks for so many drafts a step, beside what --extra-body says of speculation."""
+        return {"speculation": {**self.extra_body.get("speculation", {}), "num_speculative_tokens": number}}
 
     def _numbers(self) -> dict[str, tuple[float | None, Bounds]]:
         return {
@@ -146,12 +178,13 @@ class ServeOptions:
         wanted = load.value * (_PROMPTS_A_USER if load.kind == "users" else _SECONDS_OF_ARRIVALS)
         return max(_FEWEST_PROMPTS, round(wanted))
 
-    def read_prompts(self) -> list[Prompt]:
+    def read_prompts(self) -> tuple[list[Prompt], list[str]]:
+        """And what of their file is not asked, in words."""
         if self.prompts is not None:
             return read_prompts(self.prompts)
         if self.input_len is not None:
-            return synthetic_prompts(max(map(self.count_of, self.loads)), self.input_len, self.seeds[0])
-        return builtin_prompts()
+            return synthetic_prompts(max(map(self.count_of, self.loads)), self.input_len, self.seeds[0]), []
+        return builtin_prompts(), []
 
     def notes(self, prompts: Sequence[Prompt], num_arms: int = 2) -> list[str]:
         """What a reader of the figures must know."""

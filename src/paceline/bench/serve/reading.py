@@ -11,7 +11,10 @@ import msgspec
 
 from paceline.bench.files import read_text
 from paceline.bench.serve import guidellm, vllm_bench
+from paceline.bench.serve.anew import RAW_NAME, derived_anew
+from paceline.bench.serve.compare import break_even
 from paceline.bench.serve.records import read_raw
+from paceline.bench.serve.result_relations import contradictions
 from paceline.bench.serve.results import Results, is_own, own_results
 from paceline.bench.serve.summary import summarize
 from paceline.errors import ConfigurationError
@@ -24,7 +27,7 @@ def read_results(path: Path) -> Results:
 
     Raises ConfigurationError that says what the file is not.
     """
-    path = path / "bench.json" if path.is_dir() else path
+    path = _in_folder(path) if path.is_dir() else path
     text = read_text(path)
     try:
         found = _read(path, text)
@@ -40,7 +43,15 @@ def read_results(path: Path) -> Results:
         )
     if not found.cases:
         raise ConfigurationError(f"{path} holds no complete case: the run was cut short before the first was over.")
+    if problem := next(contradictions(found), ""):
+        raise ConfigurationError(f"{path}: {problem}. The file was edited or cut; run it again.")
     return found
+
+
+def _in_folder(folder: Path) -> Path:
+    """Of a run that was killed there is no bench.json."""
+    results, raw = folder / "bench.json", folder / RAW_NAME
+    return raw if raw.is_file() and not results.exists() else results
 
 
 def _read(path: Path, text: str) -> Results | None:
@@ -49,7 +60,8 @@ def _read(path: Path, text: str) -> Results | None:
         return _sound(summarize(read_raw(path)))
     contents = _objects(path, text)
     if is_own(contents[0]):
-        return _sound(_of_earlier_version(own_results(contents[0])))
+        stored = _sound(_of_earlier_version(own_results(contents[0])))
+        return derived_anew(path, stored) or msgspec.structs.replace(stored, break_even=break_even(stored.comparisons))
     if guidellm.is_guidellm(contents[0]):
         return _sound(guidellm.read(contents[0], path))
     if vllm_bench.is_vllm(contents[0]):
@@ -69,13 +81,13 @@ def _is_raw(text: str) -> bool:
 def _of_earlier_version(results: Results) -> Results:
     if any(case.acceptance and not case.passes for case in results.cases):
         results.notes.append(
-            "tok/pass is left out: a bench.json of an earlier version knows the passes with drafts alone. 'paceline "
-            "bench report FOLDER/requests.jsonl' derives it anew."
+            "tok/pass is left out: a bench.json of an earlier version knows the passes with drafts alone. With its "
+            "requests.jsonl beside it, it is derived anew."
         )
     if any(case.num_rounds > 1 and case.slice_rates and not case.slice_seconds for case in results.cases):
         results.notes.append(
             "tok/s comes from a bench.json of an earlier version: the mean of its rounds' speeds, not all tokens over "
-            "all seconds. 'paceline bench report FOLDER/requests.jsonl' derives it anew."
+            "all seconds. With its requests.jsonl beside it, it is derived anew."
         )
     return results
 

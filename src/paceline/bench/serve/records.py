@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -16,13 +16,16 @@ from paceline.bench.serve.sse import Count
 from paceline.errors import ConfigurationError
 
 SCHEMA = 1
+Place = Annotated[int, msgspec.Meta(ge=0, le=10**9)]  # in an order, from 0
+Micros = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+Rise = Annotated[float, msgspec.Meta(ge=0, le=1e15)]  # of a counter
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`users`: so many requests under way at any time. `rate`: Poisson arrivals, so many a second."""
 
-    kind: str
-    value: float
+    kind: Literal["users", "rate"]
+    value: Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 
     @property
     def label(self) -> str:
@@ -31,7 +34,7 @@ class Load(msgspec.Struct, frozen=True):
         return f"{self.value:g} user" + ("" if self.value == 1 else "s")
 
 
-class Counts(msgspec.Struct):
+class Counts(msgspec.Struct, forbid_unknown_fields=True):
     """Speculation in numbers. `accepted_per_position[i]`: drafts of place i that were kept; `passes`: of the target,
     with drafts or without, the prompt's last one among them; None where the server does not say."""
 
@@ -42,7 +45,7 @@ class Counts(msgspec.Struct):
     passes: Count | None = None
 
 
-class ArmInfo(msgspec.Struct):
+class ArmInfo(msgspec.Struct, forbid_unknown_fields=True):
     """One side of a comparison: a server, and what is added to every request."""
 
     name: str
@@ -53,11 +56,11 @@ class ArmInfo(msgspec.Struct):
     fresh_prompts: str  # how prompts are kept out of the prefix cache: cache_salt, tag, none
     extra: dict[str, Any] = {}
     hardware: str = ""
-    num_gpus: int | None = None
-    price_per_hour: float | None = None  # US dollars
+    num_gpus: Annotated[int, msgspec.Meta(ge=1, le=10**6)] | None = None
+    price_per_hour: Annotated[float, msgspec.Meta(gt=0, le=1e9)] | None = None  # US dollars
 
 
-class RunHeader(msgspec.Struct, tag="run", tag_field="kind"):
+class RunHeader(msgspec.Struct, tag="run", tag_field="kind", forbid_unknown_fields=True):
     schema: int
     environment: dict[str, Any]
     options: dict[str, Any]
@@ -66,48 +69,48 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="kind"):
     notes: list[str] = []
 
 
-class Reads(msgspec.Struct):
+class Reads(msgspec.Struct, forbid_unknown_fields=True):
     """How this client got to know when data arrived (arrival.py), over one case."""
 
-    count: int = 0
-    own_time: int = 0  # without a stamp of the kernel: the time at which they were read counts
-    late: int = 0  # read more than 10 ms after they had arrived
-    longest_lag_us: int = 0  # between arrival and reading, where it is known
+    count: Count = 0
+    own_time: Count = 0  # without a stamp of the kernel: the time at which they were read counts
+    late: Count = 0  # read more than 10 ms after they had arrived
+    longest_lag_us: Micros = 0  # between arrival and reading, where it is known
 
 
-class CaseSpan(msgspec.Struct, tag="case", tag_field="kind"):
+class CaseSpan(msgspec.Struct, tag="case", tag_field="kind", forbid_unknown_fields=True):
     """`counters`: by how much the server's counters rose while the case ran; empty if they cannot be read."""
 
     arm: str
     load: Load
-    round: int
+    round: Place
     seed: int
-    place: int  # in the order of the whole run, from 0: who ran before whom
-    start_us: int
-    end_us: int
-    counters: dict[str, float] = {}
-    accepted_per_position: list[float] = []
+    place: Place  # in the order of the whole run, from 0: who ran before whom
+    start_us: Micros
+    end_us: Micros
+    counters: dict[str, Rise] = {}
+    accepted_per_position: list[Rise] = []
     reads: Reads | None = None
-    requests: int | None = None  # how many there are of it in the file
+    requests: Count | None = None  # how many there are of it in the file
 
 
-class Record(msgspec.Struct, tag="request", tag_field="kind", omit_defaults=True):
+class Record(msgspec.Struct, tag="request", tag_field="kind", omit_defaults=True, forbid_unknown_fields=True):
     """One request. `events`: [microseconds, tokens so far], an entry for each time that tokens came."""
 
     arm: str
     load: Load
-    round: int
-    number: int  # place in the order of prompts of the round
-    prompt: int  # line of the source, from 0
+    round: Place
+    number: Place  # in the order of prompts of the round
+    prompt: Place  # of the source, from 0
     category: str
-    turn: int
-    start_us: int
-    end_us: int = 0  # since start
+    turn: Place
+    start_us: Micros
+    end_us: Micros = 0  # since start
     lag_us: int = 0  # how late it was sent, against its arrival time
-    events: list[tuple[int, int]] = []
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    completion_tokens: int | None = None
+    events: list[tuple[Micros, Count]] = []
+    prompt_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    completion_tokens: Count | None = None
     finish_reason: str | None = None
     text_hash: str | None = None
     speculation: Counts | None = None
@@ -139,21 +142,7 @@ def _line(path: Path, number: int, text: bytes) -> Line:
         raise ConfigurationError(
             f"{path} is not a requests.jsonl of paceline bench serve: line {number}: {error}."
         ) from None
-    if isinstance(line, Record) and (problem := _problem(line)):
-        raise ConfigurationError(f"{path}, line {number}: {problem}.")
     return line
-
-
-def _problem(record: Record) -> str:
-    """Why no figure can be derived from it; '' if one can."""
-    if record.error is None and not record.events:
-        return "a request that neither failed nor has events (when how many tokens came)"
-    before = (0, 0)
-    for micros, tokens in record.events:
-        if micros < before[0] or tokens <= before[1]:
-            return f"events must rise in time and in tokens, and [{micros}, {tokens}] comes after {list(before)}"
-        before = (micros, tokens)
-    return ""
 
 
 class RawWriter:
@@ -176,8 +165,11 @@ def read_raw(path: Path) -> Raw:
     written when the run was killed, and is left out."""
     from paceline.bench.serve.wholeness import problem
 
-    with path.open("rb") as file:
-        texts = list(enumerate(file, 1))
+    try:
+        with path.open("rb") as file:
+            texts = list(enumerate(file, 1))
+    except OSError as error:
+        raise ConfigurationError(f"'{path}' cannot be read: {error.strerror or error}.") from None
     is_cut = bool(texts) and not texts[-1][1].endswith(b"\n")
     lines = [(number, _line(path, number, text)) for number, text in (texts[:-1] if is_cut else texts)]
     if not lines or not isinstance(header := lines[0][1], RunHeader):

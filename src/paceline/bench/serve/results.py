@@ -15,6 +15,8 @@ from paceline.bench.files import replacing
 from paceline.bench.serve.intervals import Estimate, Slices
 from paceline.bench.serve.records import SCHEMA, ArmInfo, Load
 
+OWN_TOOL = "paceline bench serve"
+CUT_SHORT = "The run did not end: "  # how the note begins that says why
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -108,6 +110,15 @@ class Comparison(msgspec.Struct):
     same_texts: int | None = None  # of num_pairs answers with the same place in the same round
     num_pairs: int = 0
     across: bool = False  # the two are of different runs, which did not take turns
+
+    @property
+    def gain(self) -> Estimate | None:
+        """What the load leaves to gain: throughput, or pace where arrivals decide the throughput."""
+        return self.throughput_gain or self.pace_gain
+
+    @property
+    def gain_words(self) -> str:
+        return "gain in tok/s" if self.throughput_gain else "gain in pace"
 
 
 class BreakEven(msgspec.Struct):

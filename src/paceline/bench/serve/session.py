@@ -72,7 +72,7 @@ async def _until_a_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _run(options: ServeOptions, raw: Path, watcher: Watcher, api_key: str | None) -> None:
-    prompts = options.read_prompts()
+    prompts, left_out = options.read_prompts()
     arms, notes = await open_arms(options, api_key, token_counter(options.tokenizer))
     header = RunHeader(
         schema=SCHEMA,
@@ -80,7 +80,7 @@ async def _run(options: ServeOptions, raw: Path, watcher: Watcher, api_key: str 
         options=recorded(options),
         arms=[arm.info for arm in arms],
         baseline=baseline_of([arm.info for arm in arms], options.baseline),
-        notes=[*options.notes(prompts, len(arms)), *notes],
+        notes=[*options.notes(prompts, len(arms)), *left_out, *notes],
     )
     watcher.opened(header)
     writer = RawWriter(raw, header)

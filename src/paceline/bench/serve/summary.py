@@ -14,7 +14,7 @@ from paceline.bench.serve.drift import drift
 from paceline.bench.serve.intervals import Estimate, estimate, percentile, rate
 from paceline.bench.serve.passes import passes_of
 from paceline.bench.serve.records import SCHEMA, ArmInfo, CaseSpan, Counts, Load, Raw, Record
-from paceline.bench.serve.results import BENCHMARK, STATISTICS, Acceptance, Case, Results
+from paceline.bench.serve.results import BENCHMARK, OWN_TOOL, STATISTICS, Acceptance, Case, Results
 from paceline.bench.serve.wholeness import whole
 
 Key = tuple[str, Load]
@@ -47,7 +47,7 @@ def summarize(raw: Raw) -> Results:
     return Results(
         benchmark=BENCHMARK,
         schema=SCHEMA,
-        tool="paceline bench serve",
+        tool=OWN_TOOL,
         environment=header.environment,
         options=header.options,
         arms=header.arms,

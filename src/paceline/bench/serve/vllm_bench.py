@@ -46,6 +46,7 @@ def _case(arm: str, content: dict[str, Any]) -> Case:
     speed = float(content["output_throughput"])
     for name, counted in (("output_throughput", "total_output_tokens"), ("request_throughput", "completed")):
         _check_rate(content, name, counted)
+    _check_details(content)
     median = content.get("median_tpot_ms")
     users = load.value if load.kind == "users" else None
     return Case(
@@ -76,6 +77,18 @@ def _check_rate(content: dict[str, Any], name: str, counted: str) -> None:
     said, is_so = float(content[name]), float(content[counted]) / seconds
     if not abs(said - is_so) <= _LITTLE * max(is_so, 1e-9):
         raise ValueError(f"{name} is {said:g}, and {counted} over duration {is_so:.4g}")
+
+
+def _check_details(content: dict[str, Any]) -> None:
+    """With --save-detailed there is a figure a request. Raises ValueError where the total or the mean is not theirs."""
+    for name, total in (("output_lens", "total_output_tokens"), ("input_lens", "total_input_tokens")):
+        if content.get(name) and not content.get("failed") and sum(content[name]) != content[total]:
+            raise ValueError(f"{name} add up to {sum(content[name])}, and {total} is {content[total]}")
+    ttfts, said = content.get("ttfts"), content.get("mean_ttft_ms")
+    if ttfts and said and not content.get("failed"):
+        mean = 1e3 * sum(ttfts) / len(ttfts)
+        if not abs(mean - said) <= _LITTLE * mean:
+            raise ValueError(f"ttfts have a mean of {mean:g} ms, and mean_ttft_ms is {said:g}")
 
 
 def _load(content: dict[str, Any]) -> Load:

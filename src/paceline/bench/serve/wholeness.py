@@ -1,14 +1,17 @@
-"""Is a requests.jsonl all of its run, each request once? What stands there twice, or belongs to nothing, is refused by
-its line; what is missing is said, and figures come from whole rounds alone."""
+"""Is a requests.jsonl all of its run, each request once? What stands there twice, belongs to nothing or contradicts
+another line is refused by its line; what is missing is said, and figures come from whole rounds alone."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
+from paceline.bench.serve.record_relations import record_problem, span_problem
 from paceline.bench.serve.records import CaseSpan, Line, Load, Raw, Record, RunHeader
 
 _NAMED = 6
+_EDITED = "The file was edited or cut; run it again"
 Round = tuple[str, Load, int]
 
 
@@ -16,28 +19,82 @@ def problem(lines: Sequence[tuple[int, Line]]) -> str:
     """Of numbered lines, the first the header: why they are no run; '' if they are one."""
     header = lines[0][1]
     assert isinstance(header, RunHeader)
-    arms = {arm.name for arm in header.arms}
-    loads, seeds = header.options.get("loads"), header.options.get("seeds")
-    seen: dict[object, int] = {}
+    seen = _Seen(header)
     for number, line in lines[1:]:
         if isinstance(line, RunHeader):
             return f"line {number}: a second header; these are two runs, each needs a file of its own"
-        where = _words(_round(line))
-        if line.arm not in arms:
-            return f"line {number}: the arm {line.arm!r} is not among {sorted(arms)} of the header"
+        if found := seen.foreign(line) or seen.twice(number, line):
+            return f"line {number}: {found}"
+        if found := seen.contradiction(number, line):
+            return f"line {number}: {_named(line)}: {found}. {_EDITED}"
+    return next((f"{found}. {_EDITED}" for found in _between(lines)), "")
+
+
+class _Seen:
+    """The lines before, and what the header says of all."""
+
+    def __init__(self, header: RunHeader) -> None:
+        self._arms = {arm.name: arm for arm in header.arms}
+        self._options = header.options
+        self._lines: dict[object, int] = {}
+        self._prompts: dict[tuple[Load, int, int], tuple[int, str, int]] = {}
+
+    def foreign(self, line: Record | CaseSpan) -> str:
+        loads, seeds = self._options.get("loads"), self._options.get("seeds")
+        if line.arm not in self._arms:
+            return f"the arm {line.arm!r} is not among {sorted(self._arms)} of the header"
         if loads is not None and line.load.label not in loads:
-            return f"line {number}: {line.load.label} is not among the loads of the header ({', '.join(loads)})"
+            return f"{line.load.label} is not among the loads of the header ({', '.join(loads)})"
         if seeds is not None and not 0 <= line.round < len(seeds):
-            return f"line {number}: round {line.round + 1} of a run of {len(seeds)}"
-        what, key = (
-            (f"request {line.number}" + (f", turn {line.turn}" if line.turn else ""), (line.number, line.turn))
-            if isinstance(line, Record)
-            else ("the end of the case", ())
-        )
-        before = seen.setdefault((_round(line), key), number)
-        if before != number:
-            return f"line {number}: {what} of {where} is there twice (line {before} too)"
-    return ""
+            return f"round {line.round + 1} of a run of {len(seeds)}"
+        return ""
+
+    def twice(self, number: int, line: Record | CaseSpan) -> str:
+        key = (line.number, line.turn) if isinstance(line, Record) else ()
+        before = self._lines.setdefault((_round(line), key), number)
+        return "" if before == number else f"{_named(line)} is there twice (line {before} too)"
+
+    def contradiction(self, number: int, line: Record | CaseSpan) -> str:
+        if isinstance(line, CaseSpan):
+            seeds = self._options.get("seeds")
+            if seeds is not None and line.seed != seeds[line.round]:
+                return f"seed is {line.seed}, and {seeds[line.round]} in the header"
+            return span_problem(line)
+        return record_problem(line, self._arms[line.arm], self._options.get("max_tokens")) or self._other(number, line)
+
+    def _other(self, number: int, record: Record) -> str:
+        """Every arm is asked the same prompts in the same order."""
+        place = (record.load, record.round, record.number)
+        prompt, category, before = self._prompts.setdefault(place, (record.prompt, record.category, number))
+        if (prompt, category) == (record.prompt, record.category):
+            return ""
+        return f"prompt is {record.prompt} ({record.category}), and {prompt} ({category}) in line {before}"
+
+
+def _between(lines: Sequence[tuple[int, Line]]) -> Iterator[str]:
+    """Cases against each other, and requests against their case."""
+    numbered = [(number, line) for number, line in lines if isinstance(line, CaseSpan)]
+    spans = {_round(span): (number, span) for number, span in numbered}
+    counts: Counter[Round] = Counter()
+    for number, line in lines:
+        if isinstance(line, Record) and _round(line) in spans:
+            at, span = spans[_round(line)]
+            counts[_round(line)] += 1
+            if line.start_us < span.start_us or line.start_us + line.end_us > span.end_us:
+                ran = f"it ran from {line.start_us} to {line.start_us + line.end_us} us"
+                its_case = f"its case (line {at}) from {span.start_us} to {span.end_us} us"
+                yield f"line {number}: {_named(line)}: {ran}, and {its_case}"
+    for number, span in numbered:
+        there = counts[_round(span)]
+        if span.requests is not None and there > span.requests:
+            yield f"line {number}: {_named(span)}: it had {span.requests} requests, and {there} are there"
+    numbered.sort(key=lambda entry: entry[1].place)
+    for (_, before), (number, span) in pairwise(numbered):
+        if span.place == before.place or span.start_us < before.end_us:
+            yield (
+                f"line {number}: {_named(span)}: it is case {span.place} from {span.start_us} us on, and case "
+                f"{before.place} ended at {before.end_us} us"
+            )
 
 
 def whole(raw: Raw) -> tuple[Raw, list[str]]:
@@ -91,6 +148,12 @@ def _load(label: str) -> Load:
 
 def _round(line: Record | CaseSpan) -> Round:
     return line.arm, line.load, line.round
+
+
+def _named(line: Record | CaseSpan) -> str:
+    if isinstance(line, CaseSpan):
+        return f"the end of the case of {_words(_round(line))}"
+    return f"request {line.number}{f', turn {line.turn}' if line.turn else ''} of {_words(_round(line))}"
 
 
 def _words(place: Round) -> str:
