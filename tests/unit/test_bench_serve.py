@@ -760,7 +760,7 @@ def drafts_five(path: str, asked: dict[str, Any]) -> list[bytes]:
         (speculating, ("--speculation", "off,0"), "--speculation off,0: 0 stands there twice"),
         (speculating, ("--speculation", "on,,off"), "--speculation on,,off"),
         (speculating, ("--hardware", "x", "--hardware", "y"), "--hardware is given twice for all servers"),
-        (speculating, ("--extra-body", '{"a": 1, "a": 2}'), "each name once"),
+        (speculating, ("--extra-body", '{"a": 1, "a": 2}'), "is given more than once in one object"),
         (speculating, ("--api-key-env", "NO_SUCH_:key:"), "--api-key-env NO_SUCH_:key:: there is no such variable"),
         (drafts_five, ("--speculation", "0,3,99"), "--speculation 99"),
     ],
