@@ -8,6 +8,7 @@ by imagined wins, so that a request is average until it shows otherwise. What it
 rest. A slow average alone would miss a collapse (a text that turns to a language the draft does not know), and a fast
 one would mistake bad luck for it; so a request is watched by two CUSUM tests (Page 1954), "its drafts are taken half
 as often as I think" and "they are lost half as often", and when one is sure, what was known before is forgotten.
+Where all rows draft alike the traffic of a large batch is watched as well (traffic_watch.py): it may turn as a whole.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+
+from paceline.engine.traffic_watch import TrafficWatch
 
 FIRST_GUESS = 0.75  # before any draft has been judged: one that is never tried would never be known
 _PRIOR_MEMORY = (
@@ -114,8 +117,9 @@ class _Request:
 
 
 class AcceptanceEstimates:
-    def __init__(self, most: int, first_guess: float = FIRST_GUESS) -> None:
-        """`most`: places, the largest K."""
+    def __init__(self, most: int, first_guess: float = FIRST_GUESS, *, turns_together: bool = False) -> None:
+        """`most`: places, the largest K. `turns_together`: all rows draft or none, so that a change of the average is
+        one of the traffic, and not of who drafts."""
         self._most = most
         self._first_guess = first_guess
         self._wins = [0.0] * most
@@ -123,6 +127,7 @@ class AcceptanceEstimates:
         self._requests: dict[int, _Request] = {}
         self._rates = [first_guess] * most
         self._has_news = False
+        self._watch = TrafficWatch(most) if turns_together else None
 
     def record(self, seq_id: int | None, num_drafted: int, num_accepted: int) -> None:
         """The outcome of one pass; a row without drafts is none. `seq_id` None: for all traffic alone."""
@@ -135,6 +140,8 @@ class AcceptanceEstimates:
             self._wins[place] += place < num_accepted
         if seq_id is not None:
             self._record_request(seq_id, tried, num_accepted)
+        if self._watch is not None:
+            self._watch.record(tried, num_accepted)
 
     def _record_request(self, seq_id: int, tried: int, num_accepted: int) -> None:
         request = self._requests.setdefault(seq_id, _Request())
@@ -147,6 +154,10 @@ class AcceptanceEstimates:
         if not self._has_news:
             return
         self._has_news = False
+        if self._watch is not None and (step := self._watch.end_step(self._rates[0])) is not None:
+            self._wins, self._tries = step
+            self._first_guess = (self._wins[0] + 1.0) / (self._tries[0] + 2.0)
+            self._requests.clear()
         before, strength = self._first_guess, _GUESS_STRENGTH
         if self._tries[0]:
             before += _GUESS_RATE * (self._wins[0] / self._tries[0] - before)
@@ -160,9 +171,20 @@ class AcceptanceEstimates:
 
     def grow_old(self) -> None:
         """Drafting stops: what is known keeps its mean and loses weight."""
+        self._first_guess = self._rates[0]
         for place, tries in enumerate(self._tries):
             kept = min(1.0, _OLD_TRIES / tries) if tries else 0.0
             self._wins[place], self._tries[place] = self._wins[place] * kept, tries * kept
+
+    def pool(self, seq_ids: Seq[int]) -> None:
+        """These requests are all traffic from now on: the mean of their chances is its chance, and nothing is known of
+        each any more."""
+        survived = [sum(chances) for chances in zip(*map(self.survival, seq_ids), strict=True)]
+        for place, (chance, before) in enumerate(zip(survived, [float(len(seq_ids)), *survived], strict=False)):
+            self._rates[place] = chance / before
+            self._wins[place] = self._rates[place] * self._tries[place]
+        for seq_id in seq_ids:
+            self.forget(seq_id)
 
     def forget(self, seq_id: int) -> None:
         self._requests.pop(seq_id, None)

@@ -23,11 +23,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from paceline.engine.acceptance_estimates import AcceptanceEstimates, scaled
+from paceline.engine.acceptance_estimates import FIRST_GUESS, AcceptanceEstimates, scaled
 from paceline.engine.draft_or_text import with_texts
 from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain
 from paceline.engine.plain_trials import PlainTrials
-from paceline.engine.rests import EARLY_WAIT, LEAST_WAIT, MOST_WAIT, Rest, RowRests, affordable
+from paceline.engine.rests import EARLY_WAIT, LEAST_WAIT, MOST_TEXT_WAIT, MOST_WAIT, Rest, RowRests, affordable
 from paceline.engine.statistics import SpeculationChoices
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
 
@@ -65,7 +65,7 @@ class SpeculationController:
         """`most`: the K of the configuration."""
         self.costs = costs
         self.counts = SpeculationChoices(steps_by_k=[0] * (most + 1))
-        self.estimates = AcceptanceEstimates(most)
+        self.estimates = AcceptanceEstimates(most, turns_together=isinstance(costs, PaddedCosts))
         self._most = most
         self._k = 0  # of the last decision
         self._decided: dict[int, int] = {}
@@ -190,9 +190,11 @@ class SpeculationController:
     def _start_rest(self, rows: Seq[DraftingRow]) -> None:
         if self._drafting_steps < MOST_WAIT // 4 and self._has_returned:  # too early, as it turns out
             self._next_wait = min(2 * self._next_wait, MOST_WAIT)
-        self._rest = Rest(self._next_wait, MOST_WAIT, begun_with=len(rows))
+        self._rest = Rest(self._next_wait, begun_with=len(rows))
         self._row_rests.clear()
         self._trials.stop()
+        if isinstance(self.costs, PaddedCosts) and len(rows) > _FEW_ROWS:
+            self.estimates.pool([row.seq_id for row in rows])  # a probe of some rows must speak for the others
         self.estimates.grow_old()
         self._judge_rest(rows)
         if self._next_wait == LEAST_WAIT and (self.reason == "acceptance" or len(rows) <= _FEW_ROWS):
@@ -204,8 +206,11 @@ class SpeculationController:
         self._rest, self.reason, self._drafting_steps, self._has_returned = None, None, 0, True
 
     def _judge_rest(self, rows: Seq[DraftingRow]) -> None:
-        """Why it rests, as far as is known now."""
+        """Why it rests, as far as is known now. A text may turn at any time; a load that changes needs no probe."""
+        assert self._rest is not None
         self.reason = "load" if self._pays_alone(rows) else "acceptance"
+        usual = [[FIRST_GUESS ** (place + 1) for place in range(self._most)]] * len(rows)
+        self._rest.most_wait = MOST_TEXT_WAIT if any(self._best(rows, usual, 0).counts) else MOST_WAIT
 
     def _pays_alone(self, rows: Seq[DraftingRow]) -> bool:
         """Would an average request draft if it had the machine to itself?"""

@@ -16,8 +16,10 @@ from paceline.engine.step_costs import PaddedCosts, StepCosts
 
 PROBE_STEPS = 6
 PROBE_ROWS = 8  # at most
+_LEAST_PROBE_ROWS = 4  # of captured steps, most of whose price is the same for one row as for all
 PROBE_SHARE = 0.01  # of the time that probes may take
 LEAST_WAIT, MOST_WAIT = 48, 1536  # steps between probes, if they are cheap enough
+MOST_TEXT_WAIT = 192  # ... where it is the text that is hard to draft for, and not the load
 EARLY_WAIT = 16  # steps to the first probe of a rest that may have been bad luck
 _EARLY_COST = 2.0  # plain steps that it may cost
 LEAST_ROW_WAIT, MOST_ROW_WAIT = 24, 384
@@ -29,7 +31,7 @@ class Rest:
     """wait: steps to the next probe, doubled by each one, up to `most_wait`."""
 
     wait: int
-    most_wait: int
+    most_wait: int = MOST_WAIT
     begun_with: int = 1  # rows
     steps: int = 0  # since it began, or since the last probe
     probe_left: int = 0  # steps with drafts that the probe still wants
@@ -56,7 +58,7 @@ class Rest:
         self.probe_left -= has_drafted
         if self.probe_left == 0 or self.probe_age >= _LOST_PROBE:
             self.probe_left, self.steps = 0, 0
-            self.wait = min(2 * self.wait, self.most_wait)
+            self.wait = max(self.wait, min(2 * self.wait, self.most_wait))
             self.has_news = True
 
 
@@ -106,11 +108,12 @@ def affordable(rows: Seq[DraftingRow], costs: StepCosts, step: float, rest: Rest
         return frozenset()
     able = sorted((row for row in rows if row.most), key=lambda row: (row.lag, row.seq_id))[:PROBE_ROWS]
     is_early = rest.num_probes == 0 and rest.wait == EARLY_WAIT
+    least = min(len(able), _LEAST_PROBE_ROWS) if isinstance(costs, PaddedCosts) else 1
     budget = (PROBE_SHARE * rest.steps + _EARLY_COST * is_early) * step
-    for few in range(len(able), 0, -1):
+    for few in range(len(able), least - 1, -1):
         if _probe_seconds(rows, able[:few], costs, step) <= budget:
             return frozenset(row.seq_id for row in able[:few])
-    return frozenset(row.seq_id for row in able[:1]) if rest.steps >= MOST_WAIT else frozenset()
+    return frozenset(row.seq_id for row in able[:least]) if rest.steps >= MOST_WAIT else frozenset()
 
 
 def _probe_seconds(rows: Seq[DraftingRow], few: Seq[DraftingRow], costs: StepCosts, step: float) -> float:
