@@ -42,6 +42,15 @@ def test_tables_say_what_was_assumed() -> None:
         assert words in text
 
 
+def test_commands_to_be_copied_stand_in_one_line() -> None:
+    lines = plan(
+        *PAIR, "--tp", "2", "-k", "0,3", "--gpu-memory-utilization", "0.85", "--max-num-batched-tokens", "1024"
+    )
+    (served,) = [line for line in lines.splitlines() if line.startswith("A replica of the cheapest")]
+    assert len(served) > 200
+    assert json.loads(shlex.split(served.partition(": ")[2])[-1])["num_speculative_tokens"] == 3
+
+
 def test_json_document(tmp_path: Path) -> None:
     out, page = tmp_path / "plan.json", tmp_path / "plan.html"
     found = json.loads(plan(*PAIR, "--json", "--out", str(out), "--html", str(page), "-k", "0,3"))

@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from typer.testing import CliRunner
+
 from paceline.bench.serve.records import ArmInfo, CaseSpan, Load, Raw, Record, RunHeader
+from paceline.cli.app import app
+from paceline.errors import PacelineError
 
 Json = dict[str, Any]
 
@@ -186,3 +190,13 @@ def speculating(path: str, asked: Json) -> list[bytes]:
 
 def _part(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def bench_says(*arguments: str) -> str:
+    """What `paceline bench` refused, in the words that a user sees."""
+    run = CliRunner().invoke(app, ["bench", *arguments])
+    assert run.exit_code != 0
+    if isinstance(run.exception, PacelineError):
+        return str(run.exception)
+    assert isinstance(run.exception, SystemExit), run.exception
+    return " ".join(run.output.replace("│", " ").split())

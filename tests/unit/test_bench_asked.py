@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_serve_fakes import Json, canned_server, info, plain, raw, record, span, speculating
+from bench_serve_fakes import Json, bench_says, canned_server, info, plain, raw, record, span, speculating
 from typer.testing import CliRunner
 
 from paceline.bench.page.charts import charts
@@ -25,16 +25,6 @@ from paceline.cli.app import app
 from paceline.errors import ConfigurationError
 
 NOBODY = "http://127.0.0.1:9"  # discard: no server of any test
-
-
-def bench(*arguments: str) -> str:
-    """What was refused, in the words that a user sees."""
-    run = CliRunner().invoke(app, ["bench", *arguments])
-    assert run.exit_code != 0
-    if isinstance(run.exception, ConfigurationError):
-        return str(run.exception)
-    assert isinstance(run.exception, SystemExit), run.exception
-    return " ".join(run.output.replace("│", " ").split())
 
 
 # A gain is named by what is gained
@@ -142,7 +132,7 @@ def test_fields_that_are_not_refused_are_sent(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_an_object_is_said(tmp_path: Path, text: str, said: str) -> None:
-    assert said in bench("serve", "--url", NOBODY, "--extra-body", text, "--out", str(tmp_path / "out"))
+    assert said in bench_says("serve", "--url", NOBODY, "--extra-body", text, "--out", str(tmp_path / "out"))
 
 
 # Options
@@ -182,8 +172,10 @@ def test_a_length_beyond_the_model_s_is_refused_before_anything_is_asked(tmp_pat
         return speculating(path, asked)
 
     with canned_server(reply) as (address, seen):
-        said = bench("serve", "--url", address, "--input-len", "500", "--out", str(tmp_path / "out"))
-        named = bench("serve", "--url", address, "--model", "small", "--input-len", "500", "--out", str(tmp_path / "o"))
+        said = bench_says("serve", "--url", address, "--input-len", "500", "--out", str(tmp_path / "out"))
+        named = bench_says(
+            "serve", "--url", address, "--model", "small", "--input-len", "500", "--out", str(tmp_path / "o")
+        )
     assert said == named
     assert "--input-len 500 and --max-tokens 256 are 756 tokens, and small at" in said
     assert "takes 512: give fewer" in said
@@ -199,7 +191,7 @@ def test_one_server_under_two_names_is_said(tmp_path: Path) -> None:
         )  # fmt: skip
     assert run.exit_code == 0, run.output
     assert f"a and b are one server, {address}" in (tmp_path / "out" / "report.md").read_text()
-    assert "Give each a name of its own" in bench("serve", "--url", f"a={NOBODY}", "--url", "a=http://h:1")
+    assert "Give each a name of its own" in bench_says("serve", "--url", f"a={NOBODY}", "--url", "a=http://h:1")
 
 
 def test_a_shape_is_named_as_it_was_given_and_not_by_its_copy(tmp_path: Path) -> None:

@@ -20,12 +20,11 @@ from typing import Any
 import msgspec
 import pytest
 import typer
-from bench_serve_fakes import canned_server, chunk, chunked, info, record, span, speculating, two_arms
+from bench_serve_fakes import bench_says, canned_server, chunk, chunked, info, record, span, speculating, two_arms
 from bench_serve_fakes import raw as run_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_bench_report import VLLM, guidellm
-from typer.testing import CliRunner
 
 from paceline.bench.environment import processor_in_words
 from paceline.bench.page.chart import Chart, Series
@@ -44,23 +43,12 @@ from paceline.bench.serve.reading import read_results
 from paceline.bench.serve.records import Load, RawWriter, read_raw
 from paceline.bench.serve.results import Comparison, write_results
 from paceline.bench.serve.summary import summarize
-from paceline.cli.app import app
 from paceline.cli.termination import signals_as_ctrl_c
 from paceline.cli.writing import OutFolder, claimed_file, write_whole
-from paceline.errors import ConfigurationError, PacelineError
+from paceline.errors import ConfigurationError
 
 NOBODY = "http://127.0.0.1:9"  # discard: no server of any test
 ODD = ["0", "-1", "1e300", "1e-300", "nan", "9" * 5000, "", "1,,x=1", "ttft:inf"]
-
-
-def bench(*arguments: str) -> str:
-    """What was refused, in the words that a user sees."""
-    run = CliRunner().invoke(app, ["bench", *arguments])
-    assert run.exit_code != 0
-    if isinstance(run.exception, PacelineError):
-        return str(run.exception)
-    assert isinstance(run.exception, SystemExit), run.exception
-    return " ".join(run.output.split())
 
 
 @pytest.mark.parametrize(
@@ -70,7 +58,7 @@ def bench(*arguments: str) -> str:
 )  # fmt: skip
 def test_an_odd_number_is_refused_by_name_or_asked_for(tmp_path: Path, option: str) -> None:
     for value in ODD:
-        said = bench("serve", "--url", NOBODY, "--out", str(tmp_path / "out"), option, value)
+        said = bench_says("serve", "--url", NOBODY, "--out", str(tmp_path / "out"), option, value)
         assert option in said or "127.0.0.1:9" in said, (value, said)
         assert len(said) < 2000 or "usage" in said.lower()
         assert not (tmp_path / "out").exists()
@@ -78,7 +66,7 @@ def test_an_odd_number_is_refused_by_name_or_asked_for(tmp_path: Path, option: s
 
 @pytest.mark.parametrize("url", ["", "http://", "http://[::1", "ftp://h", "http://h:99999999", "a=b=http://h", "=x"])
 def test_an_address_that_is_none(tmp_path: Path, url: str) -> None:
-    assert bench("serve", "--url", url, "--out", str(tmp_path / "out"))
+    assert bench_says("serve", "--url", url, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -92,7 +80,7 @@ def test_prompts_that_are_none(tmp_path: Path, content: bytes | None, suffix: st
         path.write_bytes(content)
     if suffix == "txt" and content == b"[" * 100_000:
         return  # a line of text like any other
-    said = bench("serve", "--url", NOBODY, "--out", str(tmp_path / "out"), "--prompts", str(path))
+    said = bench_says("serve", "--url", NOBODY, "--out", str(tmp_path / "out"), "--prompts", str(path))
     assert str(path) in said
     assert "Errno" not in said
 
@@ -114,12 +102,12 @@ def _place(tmp_path: Path, kind: str) -> Path:
 def test_a_place_for_results_that_cannot_be_is_said_before_anything_is_sent(tmp_path: Path, kind: str) -> None:
     place = _place(tmp_path, kind)
     with canned_server(speculating) as (address, seen):
-        said = bench("serve", "--url", address, "--out", str(place))
+        said = bench_says("serve", "--url", address, "--out", str(place))
     assert seen == []
     assert "--out" in said
     assert re.search("is a file|cannot be written", said)
     (tmp_path / "vllm.json").write_text(json.dumps(VLLM))
-    said = bench("report", str(tmp_path / "vllm.json"), "--out", str(place))
+    said = bench_says("report", str(tmp_path / "vllm.json"), "--out", str(place))
     assert re.search("is a file|cannot be written", said)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "vllm.json"}
 
@@ -127,15 +115,15 @@ def test_a_place_for_results_that_cannot_be_is_said_before_anything_is_sent(tmp_
 def test_a_report_that_cannot_be_written_names_its_file(tmp_path: Path) -> None:
     (tmp_path / "vllm.json").write_text(json.dumps(VLLM))
     (tmp_path / "out" / "report.md").mkdir(parents=True)
-    said = bench("report", str(tmp_path / "vllm.json"), "--out", str(tmp_path / "out"))
+    said = bench_says("report", str(tmp_path / "vllm.json"), "--out", str(tmp_path / "out"))
     assert "report.md' cannot be written" in said
 
 
 def test_folders_made_for_nothing_are_taken_away_again(tmp_path: Path) -> None:
-    bench("serve", "--url", NOBODY, "--out", str(tmp_path / "a" / "b" / "c"))
+    bench_says("serve", "--url", NOBODY, "--out", str(tmp_path / "a" / "b" / "c"))
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "there").mkdir()
-    bench("serve", "--url", NOBODY, "--out", str(tmp_path / "there"))
+    bench_says("serve", "--url", NOBODY, "--out", str(tmp_path / "there"))
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 
@@ -363,9 +351,9 @@ def test_what_a_run_lacks_is_named_and_its_round_left_out(tmp_path: Path, source
 def test_a_file_given_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vllm.json").write_text(json.dumps(VLLM))
     path = str(tmp_path / "vllm.json")
-    assert "is given twice" in bench("report", path, path, "--out", str(tmp_path / "out"))
+    assert "is given twice" in bench_says("report", path, path, "--out", str(tmp_path / "out"))
     (tmp_path / "copy.json").write_text(json.dumps(VLLM, indent=2))
-    said = bench("report", path, str(tmp_path / "copy.json"), "--out", str(tmp_path / "out"))
+    said = bench_says("report", path, str(tmp_path / "copy.json"), "--out", str(tmp_path / "out"))
     assert f"'{path}' and '{tmp_path / 'copy.json'}' hold the same run" in said
 
 
@@ -377,7 +365,7 @@ def test_a_run_beside_itself_is_refused_however_it_is_named(tmp_path: Path) -> N
     writer.close()
     write_results(run / "bench.json", summarize(whole))
     for other in ("bench.json", "requests.jsonl"):
-        said = bench("report", str(run), str(run / other), "--out", str(tmp_path / "out"))
+        said = bench_says("report", str(run), str(run / other), "--out", str(tmp_path / "out"))
         assert "hold the same run" in said
     other_day = msgspec.structs.replace(summarize(whole), environment={"date": "2026-12-01"})
     refuse_one_run_twice(["a", "b"], [summarize(whole), other_day])
@@ -416,7 +404,7 @@ def test_a_server_that_counts_what_cannot_be_is_refused(tmp_path: Path, tokens: 
         return [chunked(chunk(" w", tokens=tokens, finish="length"), b"data: [DONE]\n\n")]
 
     with canned_server(reply) as (address, _):
-        said = bench("serve", "--url", address, "--out", str(tmp_path / "out"), "--max-tokens", "9")
+        said = bench_says("serve", "--url", address, "--out", str(tmp_path / "out"), "--max-tokens", "9")
     assert re.search(words, said)
 
 
@@ -431,7 +419,7 @@ def test_a_server_that_counts_what_cannot_be_is_refused(tmp_path: Path, tokens: 
 def test_prompts_of_half_characters_are_refused_by_their_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n' + line + "\n")
-    said = bench("serve", "--url", NOBODY, "--prompts", str(path), "--out", str(tmp_path / "out"))
+    said = bench_says("serve", "--url", NOBODY, "--prompts", str(path), "--out", str(tmp_path / "out"))
     assert "line 2 holds half of a surrogate pair" in said
 
 
@@ -448,7 +436,7 @@ def test_prompts_of_half_characters_are_refused_by_their_line(tmp_path: Path, li
 def test_addresses_with_more_than_an_address_are_refused_and_no_secret_is_said(
     tmp_path: Path, url: str, words: str
 ) -> None:
-    said = bench("serve", "--url", url, "--out", str(tmp_path / "out"))
+    said = bench_says("serve", "--url", url, "--out", str(tmp_path / "out"))
     assert re.search(words, said)
     assert "secret" not in said
     assert list(tmp_path.iterdir()) == []
@@ -470,7 +458,7 @@ def test_metrics_that_are_none_are_left_out() -> None:
 )
 def test_a_server_beside_itself_needs_names(tmp_path: Path, urls: list[str], said: str) -> None:
     options = [word for url in urls for word in ("--url", url)]
-    assert said in bench("serve", *options, "--out", str(tmp_path / "out"))
+    assert said in bench_says("serve", *options, "--out", str(tmp_path / "out"))
 
 
 def test_dash_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

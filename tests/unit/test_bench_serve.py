@@ -414,7 +414,14 @@ def test_failures_are_counted_and_left_out() -> None:
     assert case.goodput_share is not None
     assert case.goodput_share.value == 0.5
     assert case.latency("ttft", "p99") == 100
-    assert any("1 of 2 requests failed" in note for note in results.notes)
+    assert "Failed and left out: 1 of 2 requests of on at 1 user: boom" in results.notes
+    again = summarize(
+        raw([info("on"), info("off")], [span("on"), span("off")], [*records, *(
+            record("off", number=place, error=f"boom {place}" if place else "boom", events=[]) for place in range(8)
+        ), record("off", number=8)])
+    )  # fmt: skip
+    assert "Failed and left out: 1 of 2 requests of on at 1 user; 1 of 9 requests of off at 1 user: boom" in again.notes
+    assert "Requests failed for 2 other reasons too (bench.json)." in again.notes
 
 
 def test_acceptance_comes_from_answers_or_else_from_counters() -> None:

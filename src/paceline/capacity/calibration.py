@@ -10,7 +10,7 @@ few sequences ends, are luck of the run and not the card's doing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import log
 
@@ -65,31 +65,31 @@ def predict(measured: Measurement, efficiency: Efficiency) -> list[Prediction]:
     return [_predict(measured, case, steps, efficiency) for case, steps in _with_steps(measured)]
 
 
-def calibrate(measured: Measurement, start: Efficiency | None = None) -> Calibration:
+def calibrate(measured: Measurement) -> Calibration:
     """Raises ConfigurationError if there is too little to fit to."""
-    origin = start or Efficiency()
+    origin = Efficiency()
     if len(measured.cases) < _FEWEST_CASES:
         raise ConfigurationError(
             f"--calibration '{measured.source}' has {len(measured.cases)} cases: at least {_FEWEST_CASES} batches or "
             "Ks are needed, better a dozen."
         )
     cases = list(_with_steps(measured))
-    names = FITTED
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        found = _moved(origin, names, logs)
+        found = _moved(origin, logs)
         values = [value for case, steps in cases for value in _residuals(measured, case, steps, found)]
         return np.array([*values, *(_PULL * logs)])
 
-    fit = least_squares(residuals, np.zeros(len(names)), bounds=_BOUNDS, x_scale=0.1)
-    efficiency = _moved(origin, names, fit.x)
+    fit = least_squares(residuals, np.zeros(len(FITTED)), bounds=_BOUNDS, x_scale=0.1)
+    efficiency = _moved(origin, fit.x)
     before, after = predict(measured, origin), predict(measured, efficiency)
     return Calibration(efficiency, before, after, f"{measured.source}, {measured.date[:10]}, {measured.gpu.name}")
 
 
-def _moved(origin: Efficiency, names: Sequence[str], logs: NDArray[np.float64]) -> Efficiency:
+def _moved(origin: Efficiency, logs: NDArray[np.float64]) -> Efficiency:
+    """Each fitted coefficient times e to its part of `logs`."""
     values = origin.as_dict()
-    return origin.with_values({name: values[name] * float(np.exp(at)) for name, at in zip(names, logs, strict=True)})
+    return replace(origin, **{name: values[name] * float(np.exp(at)) for name, at in zip(FITTED, logs, strict=True)})
 
 
 def _with_steps(measured: Measurement) -> Iterator[tuple[MeasuredCase, list[Steps]]]:

@@ -15,7 +15,6 @@ from paceline.capacity.pair import PlannedModel
 from paceline.capacity.planner import Answer, Fleet
 from paceline.capacity.question import Question
 from paceline.capacity.serve_command import serve_command
-from paceline.capacity.serving import Point
 from paceline.worker.memory_plan import MemoryPlan
 
 UNITS = {
@@ -62,17 +61,13 @@ def document(answer: Answer, calibration: Calibration | None) -> dict[str, Any]:
                     "concurrency": swept.concurrency,
                     "best_k": swept.best.k,
                     "gain": swept.gain,
-                    "points": [point_in_words(point) for point in swept.points],
+                    "points": [asdict(point) for point in swept.points],
                 }
                 for swept in answer.sweep
             ],
         },
         "notes": list(answer.notes),
     }
-
-
-def point_in_words(point: Point) -> dict[str, Any]:
-    return asdict(point)
 
 
 def _question(question: Question) -> dict[str, Any]:
@@ -117,7 +112,7 @@ def _fleet(fleet: Fleet | None) -> dict[str, Any] | None:
         "nodes": fleet.nodes,
         "most_sequences_per_replica": fleet.most_sequences,
         "tokens_per_second": fleet.tokens_per_second,
-        "replica": point_in_words(fleet.point),
+        "replica": asdict(fleet.point),
         "memory": _memory(fleet.memory),
         "money": asdict(fleet.money) if fleet.money is not None else None,
     }

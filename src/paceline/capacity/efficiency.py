@@ -24,9 +24,6 @@ class Efficiency:
     all_reduce_start: float = 6.0e-6
     link: float = 0.8
 
-    def with_values(self, values: dict[str, float]) -> Efficiency:
-        return Efficiency(**{**self.as_dict(), **values})
-
     def as_dict(self) -> dict[str, float]:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 

@@ -123,18 +123,10 @@ def _saving(plain: Fleet | None, drafted: Fleet | None) -> float | None:
 
 def answer(question: Question) -> Answer:
     """Raises NothingFitsError where nothing fits at all."""
-    notes: list[str] = []
-    fleets: list[Fleet] = []
-    for tp in question.tps:
-        try:
-            question.memory(tp, 0, 1)
-        except ConfigurationError as error:
-            notes.append(f"TP={tp} is left out: {error}")
-            continue
-        fleets += [fleet for k in question.ks if (fleet := _fleet(question, tp, k)) is not None]
-    fitting = [tp for tp in question.tps if not any(note.startswith(f"TP={tp} ") for note in notes)]
+    fitting, notes = _fitting(question)
     if not fitting:
         raise NothingFitsError(" ".join(["Nothing fits.", *notes]))
+    fleets = [fleet for tp in fitting for k in question.ks if (fleet := _fleet(question, tp, k)) is not None]
     fleets.sort(key=lambda fleet: (fleet.rented_gpus, fleet.num_gpus, fleet.point.tpot))
     swept_tp = fleets[0].tp if fleets else fitting[-1]
     if not fleets:
@@ -146,6 +138,19 @@ def answer(question: Question) -> Answer:
         swept_tp=swept_tp,
         notes=tuple(notes),
     )
+
+
+def _fitting(question: Question) -> tuple[list[int], list[str]]:
+    """The degrees with room for the weights and one request; and why the others have none."""
+    fitting, notes = [], []
+    for tp in question.tps:
+        try:
+            question.memory(tp, 0, 1)
+        except ConfigurationError as error:
+            notes.append(f"TP={tp} is left out: {error}")
+        else:
+            fitting.append(tp)
+    return fitting, notes
 
 
 def _fleet(question: Question, tp: int, k: int) -> Fleet | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -109,35 +109,13 @@ def read_request(request: Request) -> Asked:
     gpus = load_gpus(request.hardware_file)
     prices = load_prices(request.prices_file, gpus)
     gpu = find_gpu(request.gpu, gpus)
-    notes = []
     price = _price(request, prices, gpu)
-    if note := own_price_note(prices, gpu.key, price):
-        notes.append(note)
     target, draft = read_pair(request, gpu)
     calibration = None
     if request.calibration is not None:
         calibration = calibrate(read_measurement(request.calibration, gpus, gpu))
-        if calibration.largest_error > _POOR_FIT:
-            notes.append(
-                f"The calibration leaves errors of up to {calibration.largest_error:.0%}: something in that run is not "
-                "in the formulas (another load on the card, preemptions, eager steps). Take the plan with as much care."
-            )
-    users = request.users
-    if users is None and request.requests_per_second is None:
-        users = _DEFAULT_USERS
-        notes.append(f"No load was given: planned for {users} requests in flight (--users, --requests-per-second).")
-    if request.acceptance is None and request.acceptance_length is None and (draft or request.draft == "ngram"):
-        notes.append(
-            "No acceptance was given: planned with 0.7, each draft if those before it were kept. Measure your own "
-            "('paceline bench', the server's metrics) and give --acceptance or --acceptance-length."
-        )
     acceptance = _acceptance(request)
-    if request.draft and (note := acceptance.note(max(request.ks))):
-        notes.append(note)
-    if request.draft and not max(request.ks):
-        notes.append("-k 0: nothing is drafted, so --draft plays no part.")
-    if gpu.has_fp8 is False and request.quantization == "fp8":
-        notes.append(f"{gpu.name} has no FP8 products: weights are held in bfloat16.")
+    has_load = request.users is not None or request.requests_per_second is not None
     question = Question(
         gpu=gpu,
         target=target,
@@ -146,7 +124,7 @@ def read_request(request: Request) -> Asked:
         acceptance=acceptance,
         load=Load(
             workload=Workload(input_len=request.input_len, output_len=request.output_len, cached=request.cached),
-            users=users,
+            users=request.users if has_load else _DEFAULT_USERS,
             requests_per_second=request.requests_per_second,
         ),
         objective=Objective(ttft=_seconds(request.ttft_ms), tpot=_seconds(request.tpot_ms)),
@@ -160,7 +138,33 @@ def read_request(request: Request) -> Asked:
         selling=Selling(usd_per_million_input=request.sell_input, usd_per_million_output=request.sell_output),
         is_random=not request.is_greedy,
     )
+    own_price = own_price_note(prices, gpu.key, price)
+    notes = [*([own_price] if own_price else []), *_notes(request, gpu, acceptance, calibration)]
     return Asked(question, calibration, gpus, prices, tuple(notes))
+
+
+def _notes(
+    request: Request, gpu: Gpu, acceptance: SyntheticAcceptance, calibration: Calibration | None
+) -> Iterator[str]:
+    """What was assumed, and what of the request plays no part."""
+    if calibration is not None and calibration.largest_error > _POOR_FIT:
+        yield (
+            f"The calibration leaves errors of up to {calibration.largest_error:.0%}: something in that run is not "
+            "in the formulas (another load on the card, preemptions, eager steps). Take the plan with as much care."
+        )
+    if request.users is None and request.requests_per_second is None:
+        yield f"No load was given: planned for {_DEFAULT_USERS} requests in flight (--users, --requests-per-second)."
+    if request.draft and request.acceptance is None and request.acceptance_length is None:
+        yield (
+            "No acceptance was given: planned with 0.7, each draft if those before it were kept. Measure your own "
+            "('paceline bench', the server's metrics) and give --acceptance or --acceptance-length."
+        )
+    if request.draft and (note := acceptance.note(max(request.ks))):
+        yield note
+    if request.draft and not max(request.ks):
+        yield "-k 0: nothing is drafted, so --draft plays no part."
+    if not gpu.has_fp8 and request.quantization == "fp8":
+        yield f"{gpu.name} has no FP8 products: weights are held in bfloat16."
 
 
 def read_pair(request: Request, gpu: Gpu) -> tuple[PlannedModel, PlannedModel | None]:

@@ -36,12 +36,17 @@ def sentences(answer: Answer, calibration: Calibration | None) -> Iterator[str]:
             f"[yellow]Note:[/] Paceline's kernels were not written for {escape(question.gpu.name)}: this is what its "
             "bytes and rates allow at the same efficiency."
         )
-    if answer.best is not None:
-        yield f"A replica of the cheapest: {escape(serve_command(question, answer.best))}"
-        if question.target.name in SHAPES:
-            yield f"({question.target.name} is a shape without weights: give your model's directory there.)"
     for note in answer.notes:
         yield f"[yellow]Note:[/] {escape(note)}"
+
+
+def command_in_words(answer: Answer) -> str:
+    """What serves a replica, in one line to be copied; '' where nothing does. Not marked up."""
+    if answer.best is None:
+        return ""
+    target = answer.question.target.name
+    is_shape = " (its shape has no weights: give your model's directory there)" if target in SHAPES else ""
+    return f"A replica of the cheapest{is_shape}: {serve_command(answer.question, answer.best)}"
 
 
 def saving_in_words(answer: Answer) -> Iterator[str]:

@@ -166,8 +166,6 @@ def plan(
 def _compare(request: Any, out: Path | None, as_json: bool, html: Path | None) -> bool:
     """Whether any of the GPUs meets the objective."""
     import json
-    import shlex
-    import sys
 
     from paceline.bench.report import make_console
     from paceline.capacity.comparison import compare, comparison_table, comparison_words, gpu_names
@@ -181,8 +179,6 @@ def _compare(request: Any, out: Path | None, as_json: bool, html: Path | None) -
             "--html is made from the plan for one GPU, and the page switches to every other: give --gpu one name."
         )
     names = gpu_names(request.gpu, load_gpus(request.hardware_file))
-    if not names:
-        raise ConfigurationError(f"--gpu '{request.gpu}' names no GPU; --list shows those that are known.")
     found = compare(request, names)
     asked = [compared.asked for compared in found if compared.asked is not None]
     show_notes(dict.fromkeys(note for one in asked for note in one.notes if "no FP8" not in note))
@@ -198,10 +194,12 @@ def _compare(request: Any, out: Path | None, as_json: bool, html: Path | None) -
     console.print(comparison_table(found, load_in_words(asked[0].question)))
     for words in comparison_words(found):
         console.print(words, markup=False)
-    first = next(iter(plans.values()))
-    command = shlex.join(["paceline", *sys.argv[1:]])
-    console.print(f"{first['date'][:10]}, Paceline {first['versions']['paceline']}: {command}", markup=False)
+    console.print(_provenance(next(iter(plans.values()))), markup=False, soft_wrap=True)
     return is_met
+
+
+def _provenance(plan: dict[str, Any]) -> str:
+    return f"{plan['date'][:10]}, Paceline {plan['versions']['paceline']}: {plan['command']}"
 
 
 def _run(request: Any, out: Path | None, as_json: bool, html: Path | None) -> bool:
@@ -212,6 +210,7 @@ def _run(request: Any, out: Path | None, as_json: bool, html: Path | None) -> bo
     from paceline.capacity.document import document
     from paceline.capacity.planner import answer
     from paceline.capacity.request import read_request
+    from paceline.capacity.sentences import command_in_words
     from paceline.capacity.tables import render
     from paceline.cli.console import say, show_notes
 
@@ -231,9 +230,8 @@ def _run(request: Any, out: Path | None, as_json: bool, html: Path | None) -> bo
     else:
         console = make_console()
         console.print(render(found, asked.calibration))
-        console.print(
-            f"{content['date'][:10]}, Paceline {content['versions']['paceline']}: {content['command']}", markup=False
-        )
+        for line in filter(None, (command_in_words(found), _provenance(content))):
+            console.print(line, markup=False, soft_wrap=True)  # a command is copied: no line ends within it
     return found.best is not None
 
 

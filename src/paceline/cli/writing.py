@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Self
 
+from paceline.bench.files import replacing
 from paceline.claim import Claim
 from paceline.errors import ConfigurationError
 
@@ -36,12 +37,8 @@ def write_whole(path: Path, text: str, option: str = "--out") -> None:
         if target.exists() and not target.is_file():  # a pipe, /dev/stdout: cannot be replaced
             target.write_text(text, encoding="utf-8")
             return
-        partial = target.with_name(f".{target.name}.partial")
-        try:
+        with replacing(target) as partial:
             partial.write_text(text, encoding="utf-8")
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
     except OSError as error:
         raise refusal(option, path, error) from None
 

@@ -20,7 +20,7 @@ def missing_packages() -> list[str]:
     forms = " and ".join(missing)
     return [
         f"No {forms} will be written: {' and '.join(missing.values())} not installed. {to_install('report')} brings "
-        "it; 'paceline bench report FOLDER/bench.json' then makes the report."
+        "it; 'paceline bench report FOLDER' then makes the report."
     ]
 
 

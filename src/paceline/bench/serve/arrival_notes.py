@@ -23,7 +23,9 @@ def arrival_notes(spans: Sequence[CaseSpan]) -> list[str]:
         )
     for arm, reads in by_arm.items():
         if reads.own_time:
-            share = "" if reads.own_time == reads.count else f" in {reads.own_time:,} of {reads.count:,} cases"
+            share = (
+                "" if reads.own_time == reads.count else f" for {reads.own_time:,} of {reads.count:,} pieces of data"
+            )
             found.append(
                 f"{arm}: times of arrival are this client's own{share}, with its delays within them: the kernel tells "
                 "its own for plain connections on Linux."

@@ -1,6 +1,6 @@
 """The figures of a run, derived from its records: what bench.json holds and what a report shows.
 
-Results of other tools are read into the same form (foreign.py); what they do not say is None or empty.
+Results of other tools are read into the same form (guidellm.py, vllm_bench.py); what they do not say is None or empty.
 """
 
 from __future__ import annotations

@@ -179,8 +179,10 @@ class _Session:
             end = self._clock()
             reads = arm.server.stream.arrivals.taken()
         risen = (await read_counters(arm.server.control)).since(before)
-        records = [fill(record, listener, self._options.max_tokens) for record, listener in heard]
-        records.sort(key=lambda record: (record.number, record.turn))
+        records = sorted(
+            (fill(record, listener, self._options.max_tokens) for record, listener in heard),
+            key=lambda record: (record.number, record.turn),
+        )
         span = CaseSpan(
             arm=arm.info.name,
             load=load,

@@ -19,6 +19,7 @@ from paceline.bench.serve.wholeness import whole
 
 Key = tuple[str, Load]
 _LATE_US = 10_000
+_MOST_REASONS = 6
 _SPLIT = ("draft", "verify", "accept")
 _CLUSTERED = ("itl", "gap")  # values of one request hang together: no interval from them as if they did not
 
@@ -191,15 +192,23 @@ def _acceptance(counts: Sequence[Counts], source: str = "answers") -> Acceptance
     )
 
 
-def _notes(raw: Raw, cases: Sequence[Case]) -> list[str]:
-    found = []
+def _failures(cases: Sequence[Case]) -> list[str]:
+    """A line for each reason, with the cases that it met."""
+    by_reason: dict[str, list[str]] = {}
     for case in cases:
-        where = f"{case.arm}, {case.load.label}"
-        if case.num_failed:
-            reasons = "; ".join(f"{count} x {reason}" for reason, count in case.errors.items())
-            found.append(
-                f"{where}: {case.num_failed} of {case.num_requests} requests failed and are left out: {reasons}"
-            )
+        for reason, count in case.errors.items():
+            where = f"{count} of {case.num_requests} requests of {case.arm} at {case.load.label}"
+            by_reason.setdefault(reason, []).append(where)
+    found = [f"Failed and left out: {'; '.join(places)}: {reason}" for reason, places in by_reason.items()]
+    others = len(found) - _MOST_REASONS
+    return [
+        *found[:_MOST_REASONS],
+        *([f"Requests failed for {others} other reasons too (bench.json)."] if others > 0 else []),
+    ]
+
+
+def _notes(raw: Raw, cases: Sequence[Case]) -> list[str]:
+    found = _failures(cases)
     late = [record for record in raw.records if record.lag_us > _LATE_US]
     if late:
         requests = "1 request was" if len(late) == 1 else f"{len(late)} requests were"
