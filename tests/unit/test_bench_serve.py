@@ -415,13 +415,15 @@ def test_failures_are_counted_and_left_out() -> None:
     assert case.goodput_share.value == 0.5
     assert case.latency("ttft", "p99") == 100
     assert "Failed and left out: 1 of 2 requests of on at 1 user: boom" in results.notes
-    again = summarize(
-        raw([info("on"), info("off")], [span("on"), span("off")], [*records, *(
-            record("off", number=place, error=f"boom {place}" if place else "boom", events=[]) for place in range(8)
-        ), record("off", number=8)])
-    )  # fmt: skip
-    assert "Failed and left out: 1 of 2 requests of on at 1 user; 1 of 9 requests of off at 1 user: boom" in again.notes
-    assert "Requests failed for 2 other reasons too (bench.json)." in again.notes
+    reasons = ["boom", *(f"boom {number}" for number in range(1, 8)), None]
+    several = [
+        record(arm, number=number, error=reason, **({"events": []} if reason else {}))
+        for arm in ("on", "off")
+        for number, reason in enumerate(reasons)
+    ]
+    notes = summarize(raw([info("on"), info("off")], [span("on"), span("off")], several)).notes
+    assert "Failed and left out: 1 of 9 requests of on at 1 user; 1 of 9 requests of off at 1 user: boom" in notes
+    assert "Requests failed for 2 other reasons too (bench.json)." in notes
 
 
 def test_acceptance_comes_from_answers_or_else_from_counters() -> None:
