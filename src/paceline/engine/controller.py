@@ -28,6 +28,7 @@ from paceline.engine.draft_or_text import with_texts
 from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain
 from paceline.engine.plain_trials import PlainTrials
 from paceline.engine.rests import EARLY_WAIT, LEAST_WAIT, MOST_TEXT_WAIT, MOST_WAIT, Rest, RowRests, affordable
+from paceline.engine.spells import Spells
 from paceline.engine.statistics import SpeculationChoices
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
 
@@ -78,6 +79,7 @@ class SpeculationController:
         self._has_returned = False  # from a rest
         self._row_rests = RowRests()
         self._trials = PlainTrials()
+        self._spells = Spells()
         self.reason: Reason | None = None  # why it rests
         self._wins_and_passes = [0, 0]
         self._has_warned = False
@@ -107,6 +109,7 @@ class SpeculationController:
         self._decided, self._by_text = {}, frozenset()
         if not any(row.most or row.text for row in rows):
             return
+        rows = [replace(row, spell=self._spells.expected(row.seq_id)) if row.lag else row for row in rows]
         probes: dict[int, int] = {}
         choice = plain(rows, self.costs, others)
         if any(row.most for row in rows) and not self._may_sleep_on(rows):
@@ -260,6 +263,7 @@ class SpeculationController:
         judged_together = self._judges_together(len(outcomes))
         for outcome in outcomes:
             seq_id = None if judged_together else outcome.seq_id
+            self._spells.end_step(outcome.seq_id, by_text=outcome.by_text, by_model=outcome.num_made > 0)
             if outcome.num_made:
                 self.estimates.record(seq_id, outcome.num_made, outcome.num_accepted)
                 self._wins_and_passes[0] += outcome.num_accepted > 0
@@ -327,3 +331,4 @@ class SpeculationController:
         """The sequence has ended."""
         self.estimates.forget(seq_id)
         self._row_rests.forget(seq_id)
+        self._spells.forget(seq_id)

@@ -9,7 +9,8 @@ ragged   each draft costs its share, and rows of different lengths some padding.
          Within a row S falls with the place, so a set never has a draft without those before it. (One price a token
          for all rows: the Lagrangian view.) Beside them the sets in which all rows have as many, which need no padding.
 
-Rows whose draft has fallen behind pay for catching up once; that is spread over HORIZON steps.
+Rows whose draft has fallen behind pay for catching up once; that is spread over HORIZON steps, or fewer where a row is
+soon to draft from its text again (spells.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts
 
-HORIZON = 64  # steps that a decision is expected to hold
+HORIZON = 64.0  # steps that a decision is expected to hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class DraftingRow:
     text       chances that the first j tokens which its own text suggests are kept, j = 1, 2, ...; empty: none found
     gain       factor of the chance that the draft model's first token is kept here
     by_text    its drafts are those: `most` is their number, and the draft model makes no pass for them
+    spell      steps that the draft is expected to go on once it has caught up
     """
 
     seq_id: int
@@ -43,6 +45,7 @@ class DraftingRow:
     text: tuple[float, ...] = ()
     gain: float = 1.0
     by_text: bool = False
+    spell: float = HORIZON
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ class _Scan:
         self._lag = [0.0] * count
         if lagging:
             self._lag = [
-                (costs.draft(2 + row.lag) - costs.draft(2)) / HORIZON if row.lag and row.most else 0.0 for row in rows
+                (costs.draft(2 + row.lag) - costs.draft(2)) / row.spell if row.lag and row.most else 0.0 for row in rows
             ]
 
     def best(self, entries: Seq[tuple[bool, float, int, int]], depth: int, fixed: int) -> Choice:
