@@ -10,10 +10,10 @@ from sampling.batches import batch_of
 from torch import Tensor
 
 from paceline.layers.random import Purpose, uniforms
-from paceline.layers.sampling import Law, draw
+from paceline.layers.sampling import Law, Peaks, draw
 from paceline.plan import SamplingPlan
 from paceline.speculative import block_verification
-from paceline.speculative.rejection import Outcome, Proposal, accept, accept_greedy
+from paceline.speculative.rejection import Outcome, Proposal, accept, accept_greedy, accept_likeliest
 
 N = 200_000
 V = 8
@@ -226,7 +226,11 @@ def test_greedy_rows_are_decided_on_the_host_as_every_exact_method_does(decide: 
     proposal = Proposal(drafts, num)
     numbers = torch.rand(n, k + 1, dtype=torch.float64)
     outcome = decide(law, proposal, numbers[:, :k], numbers)
+    on_host = Proposal(drafts, num, on_host=[row[:count] for row, count in zip(drafts.tolist(), num, strict=True)])
     found = accept_greedy(law, proposal)
+    assert accept_greedy(law, on_host) == found
+    peaks = Peaks(torch.where(law.valid, 1.0, torch.nan).flatten(), argmax.flatten())
+    assert accept_likeliest(peaks, on_host) == accept_likeliest(peaks, proposal) == found
     assert [row[0] for row in found] == outcome.num_accepted.tolist()
     assert [bool(row[1]) for row in found] == outcome.valid.tolist()
     assert [row[2:] for row in found] == [[t for t in row if t >= 0] for row in outcome.output_token_ids.tolist()]

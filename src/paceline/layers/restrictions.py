@@ -58,6 +58,10 @@ class Restrictions:
         self._masks = masks
         self._penalties = _Penalties(self._rows, {})
 
+    @property
+    def are_any(self) -> bool:
+        return bool(self._rows)
+
     def select(self, rows: Seq[int]) -> Restrictions:
         selected = Restrictions([self._all[row] for row in rows], self._masks)
         selected._penalties = _Penalties(selected._rows, self._penalties.counted)

@@ -112,6 +112,11 @@ class SamplingBatch:
     def all_greedy(self) -> bool:
         return not self._random_plans
 
+    @property
+    def is_unrestricted(self) -> bool:
+        """Nothing changes a row's logits before its law is taken."""
+        return not self._restrictions.are_any
+
     def select(self, rows: Seq[int]) -> SamplingBatch:
         """The same parameters for some of the rows."""
         if len(rows) == len(self._rows):

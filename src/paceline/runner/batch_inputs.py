@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -24,6 +25,8 @@ from paceline.plan import RowPlan, StepPlan
 from paceline.runner.forward_batch import ForwardBatch
 
 Array = NDArray[np.int64]
+
+_FEW_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +85,10 @@ def build(spans: Seq[Span], block_size: int, logits_width: int = 1) -> HostBatch
     """Lay spans end to end. Spans with num_logits > 0 take `logits_width` logits rows each, in order; those with
     num_scored > 0 take num_scored more each, behind all of these."""
     query_lens = [span.length for span in spans]
-    starts = np.cumsum([0, *query_lens])
+    starts = [0, *accumulate(query_lens)]
     tables = _padded([span.block_table for span in spans])
-    positions = np.concatenate([np.arange(s.start, s.start + s.length, dtype=np.int64) for s in spans])
-    rows = np.repeat(np.arange(len(spans)), query_lens)
-    slots = tables[rows, positions // block_size] * block_size + positions % block_size
-    slots[positions < np.repeat([s.write_from for s in spans], query_lens)] = 0
+    place = _places_one_by_one if starts[-1] <= _FEW_TOKENS else _places
+    positions, slots = place(spans, tables, query_lens, block_size)
     token_ids = np.zeros(len(positions), dtype=np.int64)
     for span, first in zip(spans, starts, strict=False):
         token_ids[first : first + len(span.tokens)] = span.tokens
@@ -103,18 +104,42 @@ def build(spans: Seq[Span], block_size: int, logits_width: int = 1) -> HostBatch
     )
 
 
-def target_spans(plan: StepPlan, num_drafted: Seq[int]) -> list[Span]:
-    """What the target reads: each row's chunk and, behind it, the `num_drafted` tokens proposed for it."""
+def _places(spans: Seq[Span], tables: Array, query_lens: list[int], block_size: int) -> tuple[Array, Array]:
+    """Position and slot of every token."""
+    positions = np.concatenate([np.arange(s.start, s.start + s.length, dtype=np.int64) for s in spans])
+    rows = np.repeat(np.arange(len(spans)), query_lens)
+    slots = tables[rows, positions // block_size] * block_size + positions % block_size
+    slots[positions < np.repeat([s.write_from for s in spans], query_lens)] = 0
+    return positions, slots
+
+
+def _places_one_by_one(spans: Seq[Span], tables: Array, query_lens: list[int], block_size: int) -> tuple[Array, Array]:
+    """The same, sooner for a handful: a dozen calls of numpy take longer, the more so behind a forward that has emptied
+    the caches."""
+    positions: list[int] = []
+    slots: list[int] = []
+    for span, length in zip(spans, query_lens, strict=True):
+        table = span.block_table
+        for position in range(span.start, span.start + length):
+            positions.append(position)
+            is_kept = position >= span.write_from
+            slots.append(table[position // block_size] * block_size + position % block_size if is_kept else 0)
+    return np.array(positions, dtype=np.int64), np.array(slots, dtype=np.int64)
+
+
+def target_spans(plan: StepPlan, num_drafted: Seq[int], drafts: Seq[Seq[int]] | None = None) -> list[Span]:
+    """What the target reads: each row's chunk and, behind it, the `num_drafted` tokens proposed for it; `drafts`: those
+    tokens, where the host knows them."""
     return [
         Span(
             block_table=row.block_table,
             start=row.start,
-            tokens=row.token_ids,
-            num_device_tokens=drafted,
-            num_logits=drafted + 1 if row.emits else 0,
+            tokens=row.token_ids if drafts is None else [*row.token_ids, *drafts[index]],
+            num_device_tokens=num_drafted[index] if drafts is None else 0,
+            num_logits=num_drafted[index] + 1 if row.emits else 0,
             num_scored=len(row.scored_token_ids),
         )
-        for row, drafted in zip(plan.rows, num_drafted, strict=True)
+        for index, row in enumerate(plan.rows)
     ]
 
 
@@ -153,7 +178,7 @@ def _padded(tables: list[list[int]]) -> Array:
     return padded
 
 
-def _logits_indices(spans: Seq[Span], starts: Array, width: int) -> Array:
+def _logits_indices(spans: Seq[Span], starts: Seq[int], width: int) -> Array:
     wanted = [(first, span) for span, first in zip(spans, starts, strict=False) if span.num_logits]
     indices = [
         first + span.length - span.num_logits + min(place, span.num_logits - 1)
@@ -165,7 +190,7 @@ def _logits_indices(spans: Seq[Span], starts: Array, width: int) -> Array:
     return np.array(indices, dtype=np.int64)
 
 
-def _device_places(spans: Seq[Span], starts: Array) -> Array:
+def _device_places(spans: Seq[Span], starts: Seq[int]) -> Array:
     places = [
         np.arange(first + len(span.tokens), first + span.length)
         for span, first in zip(spans, starts, strict=False)

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from itertools import count
+from typing import TypeVar
 
 import torch
 from msgspec import structs
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from paceline.layers.random import Purpose
 from paceline.layers.restrictions import MaskProvider
-from paceline.layers.sampling import Law, Peaks, SamplingBatch
+from paceline.layers.sampling import Peaks, SamplingBatch
 from paceline.layers.threads import is_short, one_thread
 from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, StepTimings
 from paceline.runner import batch_inputs
@@ -31,7 +33,9 @@ from paceline.runner.model_runner import ModelRunner
 from paceline.speculative.acceptance import Acceptance
 from paceline.speculative.logprobs import token_logprobs
 from paceline.speculative.proposers.base import Proposer, emitting_rows
-from paceline.speculative.rejection import Proposal, accept_greedy
+from paceline.speculative.rejection import Proposal, accept_greedy, accept_likeliest
+
+T = TypeVar("T")
 
 NOT_FINITE = "The model produced NaN or infinite values for this request; it was ended to protect its neighbours."
 NOTHING_LEFT = (
@@ -42,20 +46,38 @@ NOTHING_LEFT = (
 
 @dataclass(frozen=True, slots=True)
 class _Verified:
-    """Logits of the target: places [B, K+1, V] of the emitting rows, and scored [S, V] of prompt tokens.
+    """Logits of the target [L, V]: first those at num_places = K+1 places of each emitting row, then those of scored
+    prompt tokens. Where greedy rows need nothing but the peaks nobody looks at them: a handful of views takes as long
+    as a layer of a small model.
 
     finite: which of the plan's rows, emitting or not, stayed finite.
     """
 
-    places: Tensor
-    scored: Tensor
+    logits: Tensor
+    num_rows: int
+    num_places: int
     finite: list[bool]
-    peaks: Peaks | None  # of the places, if the target's forward has found them
+    peaks: Peaks | None  # [L], if the target's forward has found them
 
-    def scored_rows(self, plan: StepPlan) -> list[Tensor]:
-        """Of each of the plan's rows, [its scored tokens, V]."""
+    @property
+    def places(self) -> Tensor:
+        """[B, K+1, V]"""
+        return self.logits[: self.num_rows * self.num_places].view(self.num_rows, self.num_places, -1)
+
+    @property
+    def peaks_of_places(self) -> Peaks | None:
+        return self.peaks.shaped(self.num_rows, self.num_places) if self.peaks is not None else None
+
+    def of_row(self, index: int) -> Tensor:
+        """[K+1, V] of one emitting row."""
+        return self.logits[index * self.num_places : (index + 1) * self.num_places]
+
+    def scored_rows(self, plan: StepPlan) -> list[Tensor | None]:
+        """Of each of the plan's rows, [its scored tokens, V]; None: it has none."""
         counts = [len(row.scored_token_ids) for row in plan.rows]
-        return list(torch.split_with_sizes(self.scored, counts))
+        if not any(counts):
+            return [None] * len(counts)
+        return list(torch.split_with_sizes(self.logits[self.num_rows * self.num_places :], counts))
 
 
 class SpeculativeDecoder:
@@ -93,9 +115,8 @@ class SpeculativeDecoder:
         proposed = time.perf_counter()
         logits = self._verify(plan, proposal)
         verified = time.perf_counter()
-        law = sampling.law(logits.places, proposal.draft_token_ids, peaks=logits.peaks)
-        with one_thread(is_short(logits.places)):
-            results = self._results(plan, proposal, self._accept(sampling, law, proposal), logits)
+        with one_thread(is_short(logits.logits)):
+            results = self._results(plan, proposal, self._accept(sampling, proposal, logits), logits)
         timings = StepTimings(proposed - started, verified - proposed, time.perf_counter() - verified)
         decoding = all(row.emits and len(row.token_ids) == 1 for row in plan.rows)
         return StepResult(step_id=plan.step_id, rows=results, timings=timings, decoding=decoding)
@@ -107,19 +128,18 @@ class SpeculativeDecoder:
         finite: list[bool] = output.finite.tolist()
         if not all(finite):
             self._zero_failed(batch, finite)
-        logits = output.logits
-        num_rows, num_places = len(proposal.num_drafted), proposal.num_speculative_tokens + 1
-        places = logits[: num_rows * num_places].view(num_rows, num_places, logits.shape[-1])
-        peaks = output.peaks.shaped(num_rows, num_places) if output.peaks is not None else None
-        return _Verified(places, logits[num_rows * num_places :], finite, peaks)
+        num_places = proposal.num_speculative_tokens + 1
+        return _Verified(output.logits, len(proposal.num_drafted), num_places, finite, output.peaks)
 
-    def _target_batch(self, plan: StepPlan, proposal: Proposal) -> tuple[HostBatch, Tensor]:
-        drafted = iter(proposal.num_drafted)
-        num_drafted = [next(drafted) if row.emits else 0 for row in plan.rows]
-        spans = batch_inputs.target_spans(plan, num_drafted)
-        batch = batch_inputs.build(spans, self._block_size, proposal.num_speculative_tokens + 1)
+    def _target_batch(self, plan: StepPlan, proposal: Proposal) -> tuple[HostBatch, Tensor | None]:
+        width = proposal.num_speculative_tokens + 1
+        num_drafted = _for_all_rows(plan, proposal.num_drafted, 0)
+        if proposal.on_host is not None:
+            spans = batch_inputs.target_spans(plan, num_drafted, _for_all_rows(plan, proposal.on_host, []))
+            return batch_inputs.build(spans, self._block_size, width), None
         tokens = proposal.draft_token_ids
-        return batch, tokens[tokens >= 0]
+        spans = batch_inputs.target_spans(plan, num_drafted)
+        return batch_inputs.build(spans, self._block_size, width), tokens[tokens >= 0]
 
     def _zero_failed(self, batch: HostBatch, finite: list[bool]) -> None:
         """Wipe what a bad row wrote: NaN in the pool would pass through the masks of later readers."""
@@ -127,9 +147,13 @@ class SpeculativeDecoder:
         bad = [slot for slot, good in zip(batch.slot_mapping.tolist(), owners, strict=True) if not good]
         self._target.zero_slots(torch.tensor([*bad, *range(self._block_size)], device=self._target.device))
 
-    def _accept(self, sampling: SamplingBatch, law: Law, proposal: Proposal) -> list[list[int]]:
+    def _accept(self, sampling: SamplingBatch, proposal: Proposal, verified: _Verified) -> list[list[int]]:
         """Of each row num_accepted, whether the last token had a law, and the output tokens, padded behind."""
-        if sampling.all_greedy and not self._acceptance.always_random:
+        is_greedy = sampling.all_greedy and not self._acceptance.always_random
+        if is_greedy and verified.peaks is not None and sampling.is_unrestricted:
+            return accept_likeliest(verified.peaks, proposal)
+        law = sampling.law(verified.places, proposal.draft_token_ids, peaks=verified.peaks_of_places)
+        if is_greedy:
             return accept_greedy(law, proposal)
         k = proposal.num_speculative_tokens
         u_accept = sampling.uniforms(Purpose.ACCEPT, k)
@@ -141,17 +165,25 @@ class SpeculativeDecoder:
     def _results(
         self, plan: StepPlan, proposal: Proposal, packed: list[list[int]], verified: _Verified
     ) -> list[RowResult]:
-        emitted = zip(packed, proposal.num_drafted, verified.places, strict=True)
+        emitted = zip(packed, proposal.num_drafted, map(verified.of_row, count()), strict=False)
         results = []
         for row, good, scored in zip(plan.rows, verified.finite, verified.scored_rows(plan), strict=True):
             result = _emitted(row, *next(emitted), finite=good) if row.emits else _silent(row, finite=good)
-            scores = token_logprobs(scored, row.scored_token_ids, row.sampling.num_prompt_logprobs)
             if result.error == NOTHING_LEFT and self._masks is not None and row.sampling.grammar is not None:
                 failure = self._masks.failure(row.seq_id)
                 result = structs.replace(result, error=failure or NOTHING_LEFT, is_refusal=failure is None)
-            failed = row.seq_id in proposal.failed
-            results.append(structs.replace(result, prompt_logprobs=scores or [], draft_failed=failed))
+            if scored is not None:
+                scores = token_logprobs(scored, row.scored_token_ids, row.sampling.num_prompt_logprobs)
+                result = structs.replace(result, prompt_logprobs=scores or [])
+            if row.seq_id in proposal.failed:
+                result = structs.replace(result, draft_failed=True)
+            results.append(result)
         return results
+
+
+def _for_all_rows(plan: StepPlan, of_emitting: list[T], otherwise: T) -> list[T]:
+    values = iter(of_emitting)
+    return [next(values) if row.emits else otherwise for row in plan.rows]
 
 
 def _silent(row: RowPlan, *, finite: bool) -> RowResult:

@@ -15,11 +15,12 @@ is drawn from p at place K. The emitted tokens then have exactly the target's la
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
 
-from paceline.layers.sampling import Law, draw, gather
+from paceline.layers.sampling import Law, Peaks, draw, gather
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,14 @@ class Proposal:
     draft_probs      [Br, K, V] float32: the laws drawn from, for the rows drawn at random (in the order of
                      the target law's random_rows); None: every token is the argmax of its law (one-hot q)
     failed           sequences whose draft gave NaN, emitting or not; they propose nothing
+    on_host          the tokens of each row without padding, where the proposer has them there
     """
 
     draft_token_ids: Tensor
     num_drafted: list[int]
     draft_probs: Tensor | None = None
     failed: frozenset[int] = frozenset()
+    on_host: list[list[int]] | None = None
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -67,12 +70,30 @@ def accept_greedy(law: Law, proposal: Proposal) -> list[list[int]]:
     first that is not the target's argmax, which follows them. A row is [num_accepted, valid, *output tokens]: some
     comparisons on the host in place of some thirty operators over tensors of a handful of numbers.
     """
-    places, decided = law.argmax.shape[1], []
+    if proposal.on_host is not None:
+        return _decided(law.argmax.tolist(), law.valid.tolist(), proposal.on_host)
+    places = law.argmax.shape[1]
     columns = [law.argmax, law.valid.to(torch.int64), proposal.draft_token_ids]
-    for row in torch.cat(columns, dim=1).tolist():
-        argmax, valid, drafts = row[:places], row[places : 2 * places], row[2 * places :]
-        num_accepted = next((place for place, draft in enumerate(drafts) if draft != argmax[place]), len(drafts))
-        decided.append([num_accepted, valid[num_accepted], *drafts[:num_accepted], argmax[num_accepted]])
+    packed = torch.cat(columns, dim=1).tolist()  # to the host as one
+    argmax, valid = ([row[i * places : (i + 1) * places] for row in packed] for i in (0, 1))
+    return _decided(argmax, valid, [row[2 * places :] for row in packed])
+
+
+def accept_likeliest(peaks: Peaks, proposal: Proposal) -> list[list[int]]:
+    """The same from the peaks [L] of the target's raw logits, where nothing restricts them; K+1 places a row come
+    first in L."""
+    places = proposal.num_speculative_tokens + 1
+    argmax, values = peaks.token_ids.tolist(), peaks.values.tolist()
+    rows = [slice(row * places, (row + 1) * places) for row in range(len(proposal.num_drafted))]
+    drafts = proposal.on_host if proposal.on_host is not None else proposal.draft_token_ids.tolist()
+    return _decided([argmax[row] for row in rows], [list(map(isfinite, values[row])) for row in rows], drafts)
+
+
+def _decided(argmax: list[list[int]], valid: list[list[bool]], drafts: list[list[int]]) -> list[list[int]]:
+    decided = []
+    for likeliest, good, tokens in zip(argmax, valid, drafts, strict=True):
+        kept = next((place for place, token in enumerate(tokens) if token != likeliest[place]), len(tokens))
+        decided.append([kept, int(good[kept]), *tokens[:kept], likeliest[kept]])
     return decided
 
 

@@ -33,4 +33,5 @@ def emitting_rows(plan: StepPlan) -> list[RowPlan]:
 
 
 def nothing(rows: Seq[RowPlan], device: torch.device) -> Proposal:
-    return Proposal(torch.full((len(rows), 0), -1, dtype=torch.int64, device=device), [0] * len(rows))
+    ids = torch.full((len(rows), 0), -1, dtype=torch.int64, device=device)
+    return Proposal(ids, [0] * len(rows), on_host=[[] for _ in rows])

@@ -14,8 +14,6 @@ Rows whose plan brings drafts from their own text take those, with the one-hot l
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -88,7 +86,7 @@ class DraftModelProposer:
             [] if row.seq_id in failed else texts.get(index, drafted.get(row.seq_id, []))
             for index, row in enumerate(rows)
         ]
-        return replace(looked_up(found, device), failed=frozenset(failed))
+        return looked_up(found, device, frozenset(failed))
 
     def _read_chunks(self, readers: list[RowPlan]) -> tuple[ForwardOutput, set[int]]:
         """Logits of the rows that draft, in order, and the sequences whose hidden states went bad."""

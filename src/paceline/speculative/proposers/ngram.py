@@ -31,12 +31,12 @@ class NgramProposer:
         return match.token_ids if match else []
 
 
-def looked_up(found: list[list[int]], device: torch.device) -> Proposal:
+def looked_up(found: list[list[int]], device: torch.device, failed: frozenset[int] = frozenset()) -> Proposal:
     """Tokens of each emitting row, none of them drawn."""
     width = max(map(len, found), default=0)
     padded = [tokens + [-1] * (width - len(tokens)) for tokens in found]
     ids = torch.tensor(padded, dtype=torch.int64, device=device).view(len(found), width)
-    return Proposal(ids, list(map(len, found)))
+    return Proposal(ids, list(map(len, found)), failed=failed, on_host=found)
 
 
 def legal(sampling: SamplingBatch, index: int, tokens: list[int]) -> list[int]:
