@@ -193,7 +193,8 @@ class BonusFromDraft(Fault):
         places = torch.arange(full.num_speculative_tokens)
         tokens = torch.where(places < num_drafted[:, None], full.draft_token_ids, -1)[:, :width]
         probs = None if full.draft_probs is None else full.draft_probs[:, :width]
-        return replace(full, draft_token_ids=tokens, num_drafted=num_drafted.tolist(), draft_probs=probs)
+        changed = {"draft_token_ids": tokens, "num_drafted": num_drafted.tolist(), "draft_probs": probs}
+        return replace(full, **changed, on_host=None)
 
     def decide(self, law: Law, proposal: Proposal, u_accept: Tensor, u_target: Tensor) -> Outcome:
         outcome = self.sound.decide(law, proposal, u_accept, u_target)

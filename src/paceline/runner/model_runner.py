@@ -174,6 +174,8 @@ class ModelRunner:
         `starts` on.
         """
         assert self.native is not None
+        room = batch.block_tables.shape[1] * self.pool.block_size  # C++ looks at no bounds
+        assert all(start + count - 2 < room for start, count in zip(starts, counts, strict=True)), "blocks lack"
         drafted, *finite = self.native.draft(
             batch.token_ids, batch.positions, batch.slot_mapping, batch.block_tables, batch.query_lens,
             batch.logits_indices, self.pool.layers, *map(torch.tensor, (rows, counts, starts)),

@@ -14,6 +14,7 @@ with K = 0 whose one token is drawn at place 0. The worker keeps nothing between
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count
 from typing import TypeVar
@@ -181,7 +182,7 @@ class SpeculativeDecoder:
         return results
 
 
-def _for_all_rows(plan: StepPlan, of_emitting: list[T], otherwise: T) -> list[T]:
+def _for_all_rows(plan: StepPlan, of_emitting: Seq[T], otherwise: T) -> list[T]:
     values = iter(of_emitting)
     return [next(values) if row.emits else otherwise for row in plan.rows]
 
