@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from paceline.bench.page.charts import charts
 from paceline.bench.page.markdown import markdown
 from paceline.bench.page.tables import overview
+from paceline.bench.serve.counting import request_fields
 from paceline.bench.serve.drift import drift
 from paceline.bench.serve.intervals import Estimate
 from paceline.bench.serve.options import ServeOptions
@@ -184,13 +185,14 @@ def test_a_length_beyond_the_model_s_is_refused_before_anything_is_asked(tmp_pat
 
 def test_one_server_under_two_names_is_said(tmp_path: Path) -> None:
     with canned_server(speculating) as (address, _):
+        other = address.replace("127.0.0.1", "localhost")
         run = CliRunner().invoke(
             app,
-            ["bench", "serve", "--url", f"a={address}", "--url", f"b={address}/v1", "--concurrency", "1",
+            ["bench", "serve", "--url", f"a={address}", "--url", f"b={other}/v1", "--concurrency", "1",
              "--num-prompts", "2", "--seeds", "0", "--warmup", "0", "--out", str(tmp_path / "out")],
         )  # fmt: skip
     assert run.exit_code == 0, run.output
-    assert f"a and b are one server, {address}" in (tmp_path / "out" / "report.md").read_text()
+    assert "a and b are one server: what lies between them" in (tmp_path / "out" / "report.md").read_text()
     assert "Give each a name of its own" in bench_says("serve", "--url", f"a={NOBODY}", "--url", "a=http://h:1")
 
 
@@ -198,6 +200,28 @@ def test_a_shape_is_named_as_it_was_given_and_not_by_its_copy(tmp_path: Path) ->
     located = locate_model("smollm2-135m", tmp_path / "target")
     table = {"model": f"smollm2-135m ({located.model})", "draft": "mine (/models/mine)", "device": "cpu (2 cores)"}
     assert named_as_given(table, tmp_path) == table | {"model": "smollm2-135m"}
+
+
+def test_logprobs_are_asked_for_as_the_endpoint_takes_them_and_tried_first(tmp_path: Path) -> None:
+    assert request_fields("logprobs", "completions")["logprobs"] == 1
+    assert request_fields("logprobs")["logprobs"] is True
+
+    def without(path: str, asked: Json) -> list[bytes] | None:
+        return speculating(path.replace("v1/completions", "v1/chat/completions"), asked)
+
+    with canned_server(without) as (address, seen):
+        for endpoint in ("chat", "completions"):
+            said = bench_says(
+                "serve", "--url", address, "--count", "logprobs", "--endpoint", endpoint, "--out", str(tmp_path / "out")
+            )
+            assert "--count logprobs: small cannot be counted so (its chunks carry no log-probabilities)" in said
+    assert len([path for path, _, _ in seen if path.endswith("completions")]) == 4
+
+
+def test_a_document_of_bench_offline_is_named(tmp_path: Path) -> None:
+    (tmp_path / "off.json").write_text('{"benchmark": "offline", "results": []}')
+    said = bench_says("report", str(tmp_path / "off.json"), "--out", str(tmp_path / "out"))
+    assert "is a document of paceline bench offline" in said
 
 
 # Prompts

@@ -293,14 +293,16 @@ def _loads(concurrency: str | None, rate: str | None) -> list[Load]:
 
 def _servers(given: Sequence[str]) -> dict[str, str]:
     """name -> address; without a name, host and port are one."""
-    from paceline.bench.serve.http_stream import server_url
+    from paceline.bench.serve.http_stream import same_server, server_url
 
     found: dict[str, str] = {}
     for text in given:
         name, address = _named(text) if "://" not in text.partition("=")[0] else ("", text)
         if name == "" and text.startswith("="):
             raise ConfigurationError(f"--url {short(text)}: the name in front of '=' is empty.")
-        if not name and (same := [other for other in found.values() if server_url(other) == server_url(address)]):
+        if not name and (
+            same := [other for other in found.values() if same_server(server_url(other), server_url(address))]
+        ):
             raise ConfigurationError(
                 f"--url {short(address)}: this is the server of --url {short(same[0])}; beside itself it tells "
                 "nothing. If that is what you want to see, give each a name: --url a=… --url b=…"

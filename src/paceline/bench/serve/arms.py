@@ -10,13 +10,13 @@ import httpx
 
 from paceline.bench.environment import local_hardware
 from paceline.bench.serve.counting import CountTokens, request_fields
+from paceline.bench.serve.http_stream import LOOPBACK, same_server
 from paceline.bench.serve.options import ServeOptions
 from paceline.bench.serve.prompts import Prompt
 from paceline.bench.serve.records import ArmInfo
 from paceline.bench.serve.servers import Server, try_out
 from paceline.errors import ConfigurationError
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 AS_IT_IS = ""
 
 
@@ -32,7 +32,7 @@ class Arm:
     def body(self, prompt: Prompt, turn: int, answers: Sequence[str], fresh: str) -> dict[str, Any]:
         """`fresh`: a word for this request alone, which keeps other requests' cached prefixes from it."""
         method = self.info.fresh_prompts
-        own = fresh if not self.shares_server else f"{self.info.name}:{fresh}"
+        own = f"{self.info.name}:{fresh}" if self.shares_server else fresh
         tag = f"[{_digits(own)}] " if method == "tag" else ""
         body: dict[str, Any] = {"model": self.info.model, **self.fields}
         if method == "cache_salt":
@@ -66,7 +66,6 @@ async def open_arms(
             "much. Give it a draft, or compare two servers: --url with=… --url without=…"
         )
     arms = []
-    addresses = [server.url for server in servers]
     for server in servers:
         own = words if words and server.speculates_by_request else [AS_IT_IS]
         if words and own == [AS_IT_IS]:
@@ -74,7 +73,7 @@ async def open_arms(
         for word, why in server.refused_drafts.items() if own == words else ():
             raise ConfigurationError(f"--speculation {word}: {server.url} does not take it: {why}")
         for word in own:
-            shares = len(own) > 1 or addresses.count(server.url) > 1
+            shares = len(own) > 1 or sum(same_server(server.url, other.url) for other in servers) > 1
             arms.append(_arm(server, word, options, count_tokens, several=len(servers) > 1, shares=shares))
     names = [arm.info.name for arm in arms]
     if len(set(names)) < len(names):
@@ -118,7 +117,7 @@ def _arm(
         num_gpus=_of(options.gpus, server.name),
         price_per_hour=_of(options.prices, server.name),
     )
-    fields = options.sampling() | request_fields(server.counting) | extra
+    fields = options.sampling() | request_fields(server.counting, options.endpoint) | extra
     return Arm(info, server, fields, options.path, shares, count_tokens)
 
 
@@ -127,7 +126,7 @@ def _of(table: Mapping[str, Any], name: str) -> Any:
 
 
 def _hardware(url: httpx.URL) -> str:
-    return local_hardware() if url.host in _LOOPBACK else ""
+    return local_hardware() if url.host in LOOPBACK else ""
 
 
 def _notes(arms: Sequence[Arm]) -> list[str]:
@@ -153,11 +152,11 @@ def _notes(arms: Sequence[Arm]) -> list[str]:
 
 
 def _notes_of_same(servers: Sequence[Server]) -> list[str]:
-    by_url: dict[httpx.URL, list[str]] = {}
-    for server in servers:
-        by_url.setdefault(server.url, []).append(server.name)
+    found = dict.fromkeys(
+        tuple(other.name for other in servers if same_server(server.url, other.url)) for server in servers
+    )
     return [
-        f"{' and '.join(names)} are one server, {url}: what lies between them is chance, and shows how large it is."
-        for url, names in by_url.items()
+        f"{' and '.join(names)} are one server: what lies between them is chance, and shows how large it is."
+        for names in found
         if len(names) > 1
     ]

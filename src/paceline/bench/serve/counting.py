@@ -114,9 +114,12 @@ def make_tally(method: str, count_tokens: CountTokens | None) -> Tally:
     return TextTally(count_tokens if method == "tokenizer" else None)
 
 
-def request_fields(method: str) -> dict[str, Any]:
-    """What a request must ask for, so that tokens can be counted so."""
+def request_fields(method: str, endpoint: str = "chat") -> dict[str, Any]:
+    """What a request must ask for, so that tokens can be counted so. Of log-probabilities completions take a number."""
     options: dict[str, Any] = {"include_usage": True}
     if method == "usage":
         options["continuous_usage_stats"] = True
-    return {"stream": True, "stream_options": options} | ({"logprobs": True} if method == "logprobs" else {})
+    fields: dict[str, Any] = {"stream": True, "stream_options": options}
+    if method == "logprobs":
+        fields["logprobs"] = True if endpoint == "chat" else 1
+    return fields

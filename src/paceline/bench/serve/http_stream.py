@@ -19,6 +19,8 @@ from paceline.bench.serve.connection import Connection, connect
 from paceline.bench.serve.http_exchange import Answered, OnData, StreamError
 from paceline.errors import ConfigurationError
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 
 def server_url(text: str) -> httpx.URL:
     """`http://host:8000`, with or without a slash or /v1 at its end, as the root that paths are put behind."""
@@ -38,6 +40,14 @@ def server_url(text: str) -> httpx.URL:
     if url.port is not None and not 0 < url.port < 1 << 16:
         raise ConfigurationError(f"'{text}': ports go from 1 to 65535.")
     return url.copy_with(path=url.path.rstrip("/").removesuffix("/v1"), query=None, fragment=None)
+
+
+def same_server(one: httpx.URL, other: httpx.URL) -> bool:
+    """By address alone, this machine's names taken as one."""
+    places = [
+        (url.scheme, "localhost" if url.host in LOOPBACK else url.host, url.port, url.path) for url in (one, other)
+    ]
+    return places[0] == places[1]
 
 
 class StreamClient:

@@ -66,6 +66,11 @@ def _read(path: Path, text: str) -> Results | None:
         return _sound(guidellm.read(contents[0], path))
     if vllm_bench.is_vllm(contents[0]):
         return _sound(vllm_bench.read(contents, path))
+    if isinstance(contents[0], dict) and contents[0].get("benchmark") == "offline":
+        raise ConfigurationError(
+            f"{path} is a document of paceline bench offline, whose tables are what it printed: there is no report of "
+            "it. 'paceline plan --calibration' reads it."
+        )
     return None
 
 

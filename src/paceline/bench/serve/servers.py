@@ -14,7 +14,7 @@ import httpx
 
 from paceline.bench.serve.ask import Listener, ask, now_ns
 from paceline.bench.serve.counters import Counters, read_counters
-from paceline.bench.serve.counting import UsageTally, make_tally, request_fields
+from paceline.bench.serve.counting import LogprobsTally, Tally, UsageTally, make_tally, request_fields
 from paceline.bench.serve.http_stream import StreamClient, server_url
 from paceline.bench.serve.options import ServeOptions
 from paceline.errors import ConfigurationError, PacelineError
@@ -93,6 +93,11 @@ class _Probe:
 
     async def counting(self) -> str:
         wanted = self._options.counting
+        if wanted == "logprobs":
+            by_logprobs = LogprobsTally()
+            found = await self._ask(request_fields(wanted, self._options.endpoint), by_logprobs)
+            if found.error is not None or not by_logprobs.resolve(None):
+                raise self._cannot_count(found.error or "its chunks carry no log-probabilities")
         if wanted not in ("auto", "usage"):
             return wanted
         tally = _CountingTally()
@@ -100,9 +105,13 @@ class _Probe:
         if found.error is None and tally.num_counts > 1:
             return "usage"
         if wanted == "usage":
-            reason = found.error or "its chunks carry no counts"
-            raise ConfigurationError(f"--count usage: {self._model} cannot be counted so ({reason}). Try --count auto.")
+            raise self._cannot_count(found.error or "its chunks carry no counts")
         return "tokenizer" if self._options.tokenizer is not None else "share"
+
+    def _cannot_count(self, reason: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"--count {self._options.counting}: {self._model} cannot be counted so ({reason}). Try --count auto."
+        )
 
     async def takes(self, fields: Mapping[str, Any]) -> bool:
         return (await self._ask(request_fields("share") | dict(fields))).error is None
@@ -124,7 +133,7 @@ class _Probe:
             return False
         return await self.takes(self._options.drafts(0))
 
-    async def _ask(self, fields: Mapping[str, Any], tally: UsageTally | None = None) -> Listener:
+    async def _ask(self, fields: Mapping[str, Any], tally: Tally | None = None) -> Listener:
         sampling = self._options.sampling() | {"max_tokens": min(_PROBE_TOKENS, self._options.max_tokens)}
         words = "Name ten animals, one a line."
         what: dict[str, Any] = {"messages": [{"role": "user", "content": words}]}
