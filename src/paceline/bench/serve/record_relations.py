@@ -13,7 +13,7 @@ from paceline.bench.serve.arrival import LATE_NS
 from paceline.bench.serve.counters import counters_problem
 from paceline.bench.serve.records import ArmInfo, CaseSpan, Counts, Reads, Record
 
-_ENDS_AT_USAGE = ("usage", "share")  # ways of counting whose last count is the server's own total
+ENDS_AT_USAGE = ("usage", "share")  # ways of counting whose last count is the server's own total
 
 
 def record_problem(record: Record, arm: ArmInfo, most_tokens: object) -> str:
@@ -27,7 +27,7 @@ def _of_record(record: Record, arm: ArmInfo, most_tokens: object) -> Iterator[st
     yield from _of_events(record)
     total, counted = record.completion_tokens, record.num_tokens
     if record.error is None and total is not None:
-        if arm.counting in _ENDS_AT_USAGE and total != counted:
+        if arm.counting in ENDS_AT_USAGE and total != counted:
             yield f"completion_tokens is {total}, and its events end at {counted} tokens"
         if isinstance(most_tokens, int) and total > most_tokens:
             yield f"completion_tokens is {total}, and max_tokens of the run {most_tokens}"

@@ -16,6 +16,7 @@ import msgspec
 from paceline.bench.serve.counters import FEW, LITTLE
 from paceline.bench.serve.intervals import Estimate
 from paceline.bench.serve.latency import METRICS
+from paceline.bench.serve.record_relations import ENDS_AT_USAGE
 from paceline.bench.serve.records import ArmInfo
 from paceline.bench.serve.results import OWN_TOOL, STATISTICS, Acceptance, Case, Comparison, Passes, Results
 
@@ -78,8 +79,9 @@ def _of_case(case: Case, arm: ArmInfo) -> Iterator[str]:
     good, every = case.goodput_requests_per_second, case.requests_per_second
     if good is not None and good > (every or 0) * (1 + _ROUNDING):
         yield f"goodput_requests_per_second is {good:g}, and requests_per_second {every or 0:g}"
-    if case.acceptance is not None:
-        yield from _of_acceptance(case.acceptance)
+    for found in (case.acceptance, *case.acceptance_by_category.values()):
+        if found is not None:
+            yield from _of_acceptance(found)
 
 
 Quotient = tuple[str, Estimate | float | None, Callable[[], float]]
@@ -155,6 +157,12 @@ def _of_own_case(case: Case, arm: ArmInfo, options: dict[str, Any]) -> Iterator[
         yield f"{case.num_rounds} rounds, and {len(seeds)} seeds"
     if not 1 <= case.num_rounds <= case.num_requests:
         yield f"{case.num_requests} requests in {case.num_rounds} rounds"
+    asked, most = options.get("num_prompts"), options.get("max_tokens")
+    if isinstance(asked, int) and not options.get("all_turns") and case.num_requests != asked * case.num_rounds:
+        yield f"{case.num_requests} requests in {case.num_rounds} rounds of {asked} prompts"
+    answered = case.num_requests - case.num_failed
+    if isinstance(most, int) and arm.counting in ENDS_AT_USAGE and case.output_tokens > answered * most:
+        yield f"{case.output_tokens} output tokens in {answered} answers of at most {most}"
     if case.num_failed and not case.errors:
         yield f"{case.num_failed} failed, and no error is named"
     if case.slice_seconds and case.slices.tokens > case.output_tokens + 0.5:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from paceline.bench.serve.record_relations import record_problem, span_problem
 from paceline.bench.serve.records import CaseSpan, Line, Load, Raw, Record, RunHeader
@@ -73,21 +73,15 @@ class _Seen:
 
 def _between(lines: Sequence[tuple[int, Line]]) -> Iterator[str]:
     """Cases against each other, and requests against their case."""
+    header = lines[0][1]
     numbered = [(number, line) for number, line in lines if isinstance(line, CaseSpan)]
-    spans = {_round(span): (number, span) for number, span in numbered}
-    counts: Counter[Round] = Counter()
+    records: dict[Round, list[tuple[int, Record]]] = defaultdict(list)
     for number, line in lines:
-        if isinstance(line, Record) and _round(line) in spans:
-            at, span = spans[_round(line)]
-            counts[_round(line)] += 1
-            if line.start_us < span.start_us or line.start_us + line.end_us > span.end_us:
-                ran = f"it ran from {line.start_us} to {line.start_us + line.end_us} us"
-                its_case = f"its case (line {at}) from {span.start_us} to {span.end_us} us"
-                yield f"line {number}: {_named(line)}: {ran}, and {its_case}"
+        if isinstance(line, Record):
+            records[_round(line)].append((number, line))
     for number, span in numbered:
-        there = counts[_round(span)]
-        if span.requests is not None and there > span.requests:
-            yield f"line {number}: {_named(span)}: it had {span.requests} requests, and {there} are there"
+        found = _of_case(header, span, records[_round(span)])
+        yield from (f"line {number}: {_named(span)}: {problem}" for problem in found)
     numbered.sort(key=lambda entry: entry[1].place)
     for (_, before), (number, span) in pairwise(numbered):
         if span.place == before.place or span.start_us < before.end_us:
@@ -95,6 +89,45 @@ def _between(lines: Sequence[tuple[int, Line]]) -> Iterator[str]:
                 f"line {number}: {_named(span)}: it is case {span.place} from {span.start_us} us on, and case "
                 f"{before.place} ended at {before.end_us} us"
             )
+
+
+def _of_case(header: Line, span: CaseSpan, records: Sequence[tuple[int, Record]]) -> Iterator[str]:
+    assert isinstance(header, RunHeader)
+    asked, there = header.options.get("num_prompts"), len(records)
+    for number, record in records:
+        end = record.start_us + record.end_us
+        if record.start_us < span.start_us or end > span.end_us:
+            yield (
+                f"it ran from {span.start_us} to {span.end_us} us, and its {_short(record)} (line {number}) from "
+                f"{record.start_us} to {end} us"
+            )
+    if span.requests is not None and there > span.requests:
+        yield f"it had {span.requests} requests, and {there} are there"
+    is_one_each = asked is not None and not header.options.get("all_turns")
+    if span.requests is not None and is_one_each and span.requests != asked:
+        yield f"it had {span.requests} requests, and num_prompts of the run is {asked}"
+    if there == span.requests and (gap := _gap([record for _, record in records])):
+        yield gap
+    most = _most_under_way([record for _, record in records])
+    if span.load.kind == "users" and most > span.load.value:
+        yield f"{most} requests were under way at a time"
+
+
+def _gap(records: Sequence[Record]) -> str:
+    """Prompts and their turns are numbered without a gap."""
+    turns: dict[int, set[int]] = defaultdict(set)
+    for record in records:
+        turns[record.number].add(record.turn)
+    for place in range(len(turns)):
+        if turns.get(place) != set(range(len(turns.get(place, "")))) or not turns[place]:
+            return f"request {place} is not there from its first turn on, and {max(turns)} is"
+    return ""
+
+
+def _most_under_way(records: Sequence[Record]) -> int:
+    changes = [(record.start_us, 1) for record in records]
+    changes += [(record.start_us + record.end_us, -1) for record in records]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
 def whole(raw: Raw) -> tuple[Raw, list[str]]:
@@ -153,7 +186,11 @@ def _round(line: Record | CaseSpan) -> Round:
 def _named(line: Record | CaseSpan) -> str:
     if isinstance(line, CaseSpan):
         return f"the end of the case of {_words(_round(line))}"
-    return f"request {line.number}{f', turn {line.turn}' if line.turn else ''} of {_words(_round(line))}"
+    return f"{_short(line)} of {_words(_round(line))}"
+
+
+def _short(record: Record) -> str:
+    return f"request {record.number}" + (f", turn {record.turn}" if record.turn else "")
 
 
 def _words(place: Round) -> str:
