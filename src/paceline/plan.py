@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import msgspec
 
+from paceline.step_forms import StepForms
+
 MAX_SCORED_TOKENS = 256  # prompt tokens scored in one step: each takes a row of logits, of the vocabulary's size
 
 
@@ -187,12 +189,11 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 class StepShapes(msgspec.Struct, frozen=True, kw_only=True):
     """What steps an executor can run, and on what: where a table of costs belongs.
 
-    sizes, draft_counts   numbers of rows and of drafts that are captured; empty: every step is eager
-    hardware              in words
-    forward               which of two implementations computes the target, where there are two
+    forms      what is captured; empty: every step is eager
+    hardware   in words
+    forward    which of two implementations computes the target, where there are two
     """
 
-    sizes: list[int] = []
-    draft_counts: list[int] = []
+    forms: StepForms = StepForms()
     hardware: str = ""
     forward: str = ""

@@ -141,6 +141,14 @@ def test_greedy_rows_need_no_probabilities() -> None:
 def test_synthetic_acceptance_is_that_of_the_method(mixed: bool) -> None:
     case = Case(4, 10, 3, 30, mixed=mixed)
     rates = torch.tensor([0.9, 0.5, 0.5])
-    packed = case.kernel(synthetic_rates=rates)
+    packed = case.kernel(synthetic_rates=rates.expand(10, 3))
     assert torch.equal(packed, case.expected(Synthetic(rates.tolist())))
     assert len(set(packed[:, 0].tolist())) > 1
+
+
+def test_synthetic_acceptance_by_row() -> None:
+    case = Case(4, 10, 3, 30)
+    rates = torch.tensor([[1.0] * 3, [0.0] * 3] * 5)
+    packed = case.kernel(synthetic_rates=rates)
+    assert packed[::2, 0].tolist() == case.num_drafted[::2].tolist()
+    assert packed[1::2, 0].tolist() == [0] * 5

@@ -16,6 +16,7 @@ from model.torch_forward import torch_forward
 
 from paceline import LLM, SamplingParams
 from paceline.speculative.captured import CapturedDecoder
+from paceline.step_forms import Form
 from paceline.worker.worker import Worker
 
 
@@ -34,14 +35,14 @@ def worker_of(llm: LLM) -> Worker:
     return llm._engine._executor._worker  # type: ignore[attr-defined,no-any-return]
 
 
-def with_captured_steps(llm: LLM, *, max_num_seqs: int = 8, k: int = 5) -> LLM:
+def with_captured_steps(llm: LLM, *, max_num_seqs: int = 8, k: int = 5, split_from: int = 2) -> LLM:
     """Let the engine's worker run decode steps as a GPU does."""
     worker = worker_of(llm)
     for runner in filter(None, (worker.target, worker.draft)):
         runner.use_fused = True
     worker.captured = CapturedDecoder(
         worker.target, worker.draft, block_size=4, vocab_size=101, max_num_seqs=max_num_seqs, max_model_len=256,
-        draft_counts=list(range(k + 1)),
+        draft_counts=list(range(k + 1)), split_from=split_from,
     )  # fmt: skip
     worker.captured.capture()
     drafts = llm._engine._scheduler.drafts  # type: ignore[union-attr]
@@ -119,6 +120,42 @@ def test_rows_draft_as_many_as_their_requests_allow(pair: tuple[Path, Path]) -> 
     lengths = [output.metrics.speculative_decoding.num_accepted_tokens_per_pos for output in outputs]
     assert [len(length) <= (0, 1, 3, 5)[i % 4] for i, length in enumerate(lengths)] == [True] * 8
     assert sum(map(len, lengths)) > 0
+
+
+def forms_run(llm: LLM) -> list[Form]:
+    """The forms of its steps from now on."""
+    graphs, found = worker_of(llm).captured._graphs, []  # type: ignore[union-attr]
+    run = graphs.run
+    graphs.run = lambda form: (found.append(form), run(form))[1]  # type: ignore[assignment,func-returns-value]
+    return found
+
+
+@pytest.mark.parametrize("heat", [0.0, 0.9])
+def test_rows_that_do_not_draft_have_one_place_and_the_texts_are_the_same(pair: tuple[Path, Path], heat: float) -> None:
+    """Who drafts changes between steps, so rows change places while steps run ahead; requests come and go."""
+    target, draft = pair
+    ids = prompts(10, seed=6)
+
+    def wanted(counts: tuple[int, ...]) -> list[SamplingParams]:
+        return [
+            SamplingParams(
+                temperature=heat if i % 2 else 0.0, seed=i, max_tokens=14 + 3 * i, ignore_eos=True,
+                speculation={"num_speculative_tokens": counts[i % len(counts)]},
+            )
+            for i in range(10)
+        ]  # fmt: skip
+
+    def found(counts: tuple[int, ...], split_from: int) -> tuple[list[list[int]], list[Form]]:
+        llm = with_captured_steps(make_llm(target, drafting(draft, 4)), k=4, split_from=split_from)
+        forms = forms_run(llm)
+        return texts(llm, ids, wanted(counts)), forms
+
+    some, forms = found((0, 4, 0, 3, 0), split_from=2)
+    every, whole_forms = found((0, 4, 0, 3, 0), split_from=99)
+    assert some == every
+    assert any(form.drafting < form.size for form in forms)
+    assert all(form.drafting == form.size for form in whole_forms)
+    assert sum(form.num_tokens for form in forms) < 0.9 * sum(form.num_tokens for form in whole_forms)
 
 
 def test_p16_padding_rows_and_unreserved_places_touch_no_block(pair: tuple[Path, Path]) -> None:

@@ -14,6 +14,7 @@ from paceline.config import CacheConfig, EngineConfig, SchedulerConfig, Speculat
 from paceline.errors import ConfigurationError
 from paceline.plan import MAX_SCORED_TOKENS
 from paceline.runner.cuda_graphs import padded_sizes
+from paceline.step_forms import StepForms
 from paceline.worker.memory_plan import DeviceMemory, MemoryPlan, plan_memory
 
 CONTEXT_BYTES = 900 << 20  # CUDA context, loaded kernels, cuBLAS workspaces: what a device has in use beside tensors
@@ -129,4 +130,5 @@ def _graph_bytes(target: PlannedModel, draft: PlannedModel | None, k: int, limit
     vocabulary, rows = target.architecture.vocab_size, limits.max_num_seqs
     laws = rows * (drafting + 1) * vocabulary * (DTYPE_BYTES + 4) + rows * drafting * vocabulary * 4
     peak = laws + _hidden_bytes(target, rows * (drafting + 1), tp)
-    return int(peak * _POOL_MARGIN) + len(padded_sizes(rows)) * len(counts) * _GRAPH_BYTES
+    forms = StepForms.of(padded_sizes(rows), sorted(counts))
+    return int(peak * _POOL_MARGIN) + len(forms.all()) * _GRAPH_BYTES

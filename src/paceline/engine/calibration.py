@@ -3,7 +3,7 @@
 The plans are ordinary ones; what they write lies in blocks that nobody owns yet. Timings are those of the results: a
 GPU stamps its captured steps itself, a CPU's parts are timed by the worker.
 
-captured steps   every (rows, K), the median of a few runs; the price of a longer context from two contexts
+captured steps   every form, the median of a few runs; the price of a longer context from two contexts
 eager steps      a thin grid of rows and K, in rounds for SECONDS, the least of each; what lies between and beyond is
                  interpolated
 """
@@ -21,6 +21,7 @@ from paceline.engine.curves import Curve
 from paceline.engine.interfaces import Executor
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts, padding
 from paceline.plan import RowPlan, SamplingPlan, StepPlan, StepResult, StepTimings
+from paceline.step_forms import Form, StepForms
 
 SECONDS = 5.0  # for eager steps
 _RUNS = 3
@@ -32,6 +33,7 @@ _MOST_TOKENS = 64  # of a step with more than one draft a row: longer ones take 
 _PADDED_ROWS = 8
 _FIRST_ID = 1 << 48  # of sequences that do not exist
 _LAG, _MORE_LAG = 16, 256
+_NEVER = 1e3  # seconds of a step that is over the budget of tokens: it is never planned
 
 
 def measure_costs(
@@ -40,7 +42,7 @@ def measure_costs(
     """Seconds by rows and K. The executor must be idle, its cache unused."""
     shapes = executor.shapes()
     bench = _Bench(config, executor, clock)
-    return _padded(bench, shapes.sizes, shapes.draft_counts) if shapes.sizes else _ragged(bench)
+    return _padded(bench, shapes.forms) if shapes.forms.sizes else _ragged(bench)
 
 
 class _Bench:
@@ -65,9 +67,16 @@ class _Bench:
     def fits(self, num_rows: int, k: int) -> bool:
         return num_rows * (k + 1) <= self._budget
 
+    def form_seconds(self, form: Form, context: int) -> float:
+        if form.num_tokens > self._budget:
+            return _NEVER
+        return total(self._medians(self._ragged_plan(form.counts(), context), _RUNS))
+
     def time(self, num_rows: int, k: int, context: int, runs: int = _RUNS) -> StepTimings:
         """Medians of the parts; one run more comes first and is not counted."""
-        plan = self._plan(num_rows, k, context)
+        return self._medians(self._plan(num_rows, k, context), runs)
+
+    def _medians(self, plan: StepPlan, runs: int) -> StepTimings:
         timings = [self._run(plan).timings for _ in range(runs + 1)][1:]
         return StepTimings(*(median_low(part) for part in zip(*map(_parts, timings), strict=True)))
 
@@ -135,13 +144,10 @@ def total(timings: StepTimings) -> float:
     return timings.draft + timings.verify + timings.accept
 
 
-def _padded(bench: _Bench, sizes: list[int], draft_counts: list[int]) -> PaddedCosts:
+def _padded(bench: _Bench, forms: StepForms) -> PaddedCosts:
     context, more = bench.context(_CONTEXT), bench.context(_MORE_CONTEXT)
-    table = []
-    for size in sizes:
-        row = [bench.seconds(size, k, context) for k in draft_counts if bench.fits(size, k)]
-        table.append(row + [row[-1] * 1e3] * (len(draft_counts) - len(row)))  # never planned: over the budget
-    costs = PaddedCosts(sizes, draft_counts, table, context=float(context))
+    costs = PaddedCosts.measured(forms, lambda form: bench.form_seconds(form, context), float(context))
+    sizes, draft_counts = forms.sizes, forms.draft_counts
     rows, k = min(sizes[-1], 32), next((k for k in draft_counts if k), 0)
     if more > 2 * context:
         plain = bench.seconds(rows, 0, more) - bench.seconds(rows, 0, context)

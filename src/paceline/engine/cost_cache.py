@@ -60,7 +60,7 @@ def identity(config: EngineConfig, shapes: StepShapes) -> dict[str, object]:
         "num_speculative_tokens": config.num_speculative_tokens,
         "scheduler": [config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens],
         "block_size": config.cache.block_size,
-        "captured": [shapes.sizes, shapes.draft_counts],
+        "captured": msgspec.to_builtins(shapes.forms),
     }
 
 

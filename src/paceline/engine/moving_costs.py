@@ -9,6 +9,7 @@ from __future__ import annotations
 from paceline.engine.curves import Curve
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
 from paceline.plan import StepShapes
+from paceline.step_forms import Form
 
 # In units of a pass over one token. At 64 rows a draft pays if one in eight such is taken: less than settings that are
 # hard to draft for have, more than the later drafts of most rows. A row alone drafts nearly always.
@@ -18,7 +19,11 @@ _DRAFT = Curve([1, 64], [0.005, 0.05])
 
 def moving_costs(shapes: StepShapes) -> StepCosts:
     """For steps as the executor runs them: captured ones, or eager."""
-    if not shapes.sizes:
+    forms = shapes.forms
+    if not forms.sizes:
         return RaggedCosts(_VERIFY, _DRAFT)
-    table = [[_VERIFY(size * (k + 1)) + k * _DRAFT(size) for k in shapes.draft_counts] for size in shapes.sizes]
-    return PaddedCosts(shapes.sizes, shapes.draft_counts, table)
+
+    def seconds(form: Form) -> float:
+        return _VERIFY(form.num_tokens) + form.k * _DRAFT(form.drafting)
+
+    return PaddedCosts.measured(forms, seconds)

@@ -2,7 +2,8 @@
 
 Two kinds of machine, two models of cost, one question (`seconds`):
 
-PaddedCosts   captured steps: one graph per (padded rows, K). A row with fewer drafts costs as much as one with K.
+PaddedCosts   captured steps: one graph per form (padded rows, K, and whether all or half of the rows may draft). A row
+              that may draft costs as much as if it had K drafts.
 RaggedCosts   eager steps, a CPU's: every draft that is left out saves its share of each pass.
 
 Seconds only matter relative to each other: a machine that is busy slows everything, and that changes no decision.
@@ -13,12 +14,13 @@ stamps its steps itself, nearly all of a surprise is the cell's; on a CPU that o
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 import msgspec
 
 from paceline.engine.curves import Curve, Departures, rising
+from paceline.step_forms import Form, StepForms
 
 _MOST_SURPRISE = math.log(3.0)  # a step that takes thrice as long was disturbed
 _MOST_WRONG = math.log(1.25)  # a CPU's step, as measured at start
@@ -55,11 +57,12 @@ class Refresher(msgspec.Struct):
 
 
 class PaddedCosts(msgspec.Struct, tag="padded"):
-    """seconds[size][k]: a step of sizes[size] rows with draft_counts[k] drafts each, at `context` positions a row.
+    """table[size][k]: seconds of a step of sizes[size] rows with draft_counts[k] drafts each, at `context` positions a
+    row. split_table[size][k]: of split_sizes[size] rows, half of which have split_counts[k] drafts.
 
     target_position, draft_position   seconds that one more position of one row adds to a pass
-    resume_seconds, resume_token      of the eager step in which drafts catch up, and of each token they read
-    live[size][k]                     live steps that have corrected the cell
+    resume_seconds, resume_token      of the eager pass in which drafts catch up, and of each token they read
+    live[size][k], split_live         live steps that have corrected the cell
     """
 
     sizes: list[int]
@@ -72,31 +75,57 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
     resume_token: float = 0.0
     refresher: Refresher = msgspec.field(default_factory=lambda: Refresher(0.01, 0.05))
     live: list[list[int]] = []
+    split_sizes: list[int] = []
+    split_counts: list[int] = []
+    split_table: list[list[float]] = []
+    split_live: list[list[int]] = []
 
     def __post_init__(self) -> None:
         """More rows or more drafts never take less time; noise may say so."""
-        self.table = [rising(row) for row in self.table]
-        columns = [rising(column) for column in zip(*self.table, strict=True)]
-        self.table = [list(row) for row in zip(*columns, strict=True)]
+        self.table, self.split_table = _rising_both_ways(self.table), _rising_both_ways(self.split_table)
         self.live = self.live or [[0] * len(row) for row in self.table]
+        self.split_live = self.split_live or [[0] * len(row) for row in self.split_table]
 
-    def doubt(self, num_rows: int, k: int) -> float:
+    @staticmethod
+    def measured(forms: StepForms, seconds: Callable[[Form], float], context: float = 0.0) -> PaddedCosts:
+        return PaddedCosts(
+            forms.sizes, forms.draft_counts,
+            [[seconds(Form(size, k, size)) for k in forms.draft_counts] for size in forms.sizes],
+            context=context, split_sizes=forms.split_sizes, split_counts=forms.split_counts,
+            split_table=[[seconds(Form(size, k, size // 2)) for k in forms.split_counts] for size in forms.split_sizes],
+        )  # fmt: skip
+
+    @property
+    def forms(self) -> StepForms:
+        return StepForms(self.sizes, self.draft_counts, self.split_sizes, self.split_counts)
+
+    def doubt(self, num_rows: int, k: int, num_drafting: int | None = None) -> float:
         """How much better than measured the step may be, as a share. A few runs at start differ from the load that
         follows by some per cent, and a cell that only seems worse would never be tried."""
-        size, column = self._cell(num_rows, k)
-        return _doubt(self.live[size][column])
+        _, live, column = self._cell(self._form(num_rows, k, num_drafting))
+        return _doubt(live[column])
 
-    def seconds(self, num_rows: int, k: int, positions: float) -> float:
-        """`positions`: of all rows together. `k` is one of draft_counts, or is rounded up to one."""
-        size, column = self._cell(num_rows, k)
-        return self.table[size][column] + self._reading(num_rows, k, positions)
+    def seconds(self, num_rows: int, k: int, positions: float, num_drafting: int | None = None) -> float:
+        """`positions`: of all rows together. `k` is one of draft_counts, or is rounded up to one. `num_drafting`: rows
+        that have drafts; None: all."""
+        form = self._form(num_rows, k, num_drafting)
+        row, _, column = self._cell(form)
+        return row[column] + self._reading(num_rows, form, positions)
 
-    def _cell(self, num_rows: int, k: int) -> tuple[int, int]:
-        size = min(bisect_left(self.sizes, num_rows), len(self.sizes) - 1)
-        return size, min(bisect_left(self.draft_counts, k), len(self.draft_counts) - 1)
+    def _form(self, num_rows: int, k: int, num_drafting: int | None) -> Form:
+        return self.forms.smallest(num_rows, k, num_rows if num_drafting is None else num_drafting)
 
-    def _reading(self, num_rows: int, k: int, positions: float) -> float:
-        return (positions - num_rows * self.context) * (self.target_position + k * self.draft_position)
+    def _cell(self, form: Form) -> tuple[list[float], list[int], int]:
+        """The row of a table, of its live steps, and the column."""
+        if form.is_split:
+            size, column = self.split_sizes.index(form.size), self.split_counts.index(form.k)
+            return self.split_table[size], self.split_live[size], column
+        size, column = self.sizes.index(form.size), self.draft_counts.index(form.k)
+        return self.table[size], self.live[size], column
+
+    def _reading(self, num_rows: int, form: Form, positions: float) -> float:
+        drafting = form.k * form.drafting / form.size
+        return (positions - num_rows * self.context) * (self.target_position + drafting * self.draft_position)
 
     def catch_up(self, tokens: int) -> float:
         """Seconds before drafts that lag by `tokens` in all can go on."""
@@ -104,11 +133,9 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
 
     def refresh(self, counts: Seq[int], positions: float, draft_seconds: float, other_seconds: float) -> None:
         """One captured step with these drafts a row took so long."""
-        k = max(counts, default=0)
-        size, column = self._cell(len(counts), k)
-        reading = self._reading(len(counts), k, positions)
-        seconds = draft_seconds + other_seconds - reading
-        row, live = self.table[size], self.live[size]
+        form = self._form(len(counts), max(counts, default=0), sum(count > 0 for count in counts))
+        seconds = draft_seconds + other_seconds - self._reading(len(counts), form, positions)
+        row, live, column = self._cell(form)
         factor = self.refresher.correction(row[column], seconds, cell_rate=1.0 / (live[column] + 2))
         live[column] += 1
         row[column] *= factor
@@ -116,6 +143,11 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
             row[other] *= 1.0 if seen else factor**_ALIKE
         for other, value in enumerate(row):  # never falling
             row[other] = min(value, row[column]) if other < column else max(value, row[column])
+
+
+def _rising_both_ways(table: list[list[float]]) -> list[list[float]]:
+    columns = [rising(column) for column in zip(*map(rising, table), strict=True)]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def _doubt(live: int) -> float:

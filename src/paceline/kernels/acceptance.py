@@ -41,7 +41,7 @@ def _decide(
     heat = tl.load(temperature + b)
     if SYNTHETIC:
         u = philox_uniform(tl.load(seeds + b) + tl.zeros_like(draft), tl.load(positions + b).to(tl.int64) + k, 1)
-        kept = there & (u < tl.load(rates + k, mask=k < K, other=0.0).to(tl.float64))
+        kept = there & (u < tl.load(rates + b * K + k, mask=k < K, other=0.0).to(tl.float64))
     else:
         kept = there & (draft == tl.load(argmax + b * (K + 1) + k, mask=there, other=-1))
         if HAS_P:  # noqa: SIM102 - decided when compiled, and the test inside it on the device
@@ -154,7 +154,7 @@ def accept(
                      no such rows, and one launch is enough
     draft_probs      [B, K, V] float32, the laws drawn from; None: drafts were not drawn (one-hot)
     temperature      [B] float32; seeds [B] int64; positions [B]: the position that place 0 is for
-    synthetic_rates  [K] float32, for benchmarks alone: draft i is kept where u < rates[i], whatever the laws say
+    synthetic_rates  [B, K] float32, for benchmarks alone: draft i is kept where u < rates[i], whatever the laws say
     """
     num_rows, k = draft_token_ids.shape
     if not runs_triton(argmax):
@@ -168,7 +168,7 @@ def accept(
     has_p, has_q = probs is not None, draft_probs is not None and k > 0
     p = probs if probs is not None else temperature
     q = draft_probs if draft_probs is not None and k > 0 else temperature
-    rates = synthetic_rates if synthetic_rates is not None and k > 0 else temperature
+    rates = synthetic_rates.contiguous() if synthetic_rates is not None and k > 0 else temperature
     drafts = draft_token_ids if k > 0 else argmax
     vocab = p.shape[-1] if has_p else 1
     p_stride, q_stride = p.stride(-2) if has_p else 0, q.stride(-2) if has_q else 0
@@ -207,7 +207,7 @@ def _accept_reference(
             x = int(drafts[b, place])
             p = probs[b, place, x].double() if probs is not None and is_random else (argmax[b, place] == x).double()
             q = draft_probs[b, place, x].double() if draft_probs is not None and is_random else 1.0
-            kept = u_accept[place] < rates[place] if rates is not None else u_accept[place] * q < p
+            kept = u_accept[place] < rates[b, place] if rates is not None else u_accept[place] * q < p
             if not kept:
                 rejected = x
                 break

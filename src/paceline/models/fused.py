@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -38,7 +39,8 @@ Rows = Tensor | QuantizedRows
 class PagedBatch:
     """T tokens of R rows, end to end.
 
-    `query_starts` is None where every row has the same `max_query_len` tokens (decoding, verification).
+    `query_starts` is None where every row has the same `max_query_len` tokens (decoding, verification), but for the
+    last `num_single` rows, which have one each.
     """
 
     token_ids: Tensor  # [T] int64
@@ -49,25 +51,45 @@ class PagedBatch:
     max_query_len: int
     query_starts: Tensor | None = None  # [R + 1] int32
     max_kv_len: int | None = None  # a bound on kv_lens, by which attention is split; None: what the tables hold
+    num_single: int = 0
+
+    def parts(self) -> list[PagedBatch]:
+        """Rows of as many tokens each, in order; this one alone if all have."""
+        if not self.num_single:
+            return [self]
+        rows = self.kv_lens.shape[0] - self.num_single
+        tokens = rows * self.max_query_len
+        return [
+            self._part(slice(tokens), slice(rows), self.max_query_len),
+            self._part(slice(tokens, None), slice(rows, None), 1),
+        ]
+
+    def _part(self, tokens: slice, rows: slice, query_len: int) -> PagedBatch:
+        return PagedBatch(
+            token_ids=self.token_ids[tokens], positions=self.positions[tokens], slots=self.slots[tokens],
+            block_tables=self.block_tables[rows], kv_lens=self.kv_lens[rows], max_query_len=query_len,
+            max_kv_len=self.max_kv_len,
+        )  # fmt: skip
 
 
 def forward(model: LlamaModel, batch: PagedBatch, kv_layers: list[Tensor]) -> Tensor:
     """Final hidden states [T, hidden_size], normed. Writes the tokens' keys and values into `kv_layers`."""
     residual = functional.embedding(batch.token_ids, model.embedding)
     delta: Product | None = None
+    parts = batch.parts()
     for layer, kv, scales in zip(model.layers, kv_layers, model.kv_scales.tolist(), strict=True):
-        delta = _layer(layer, delta, residual, model.rotary, batch, kv, scales)
+        delta = _layer(layer, delta, residual, model.rotary, parts, kv, scales)
     assert delta is not None, "a model has at least one layer"
     return add_rms_norm(delta, residual, model.norm.weight, model.norm.eps)
 
 
 def _layer(
-    layer: DecoderLayer, delta: Product | None, residual: Tensor, rotary: Tensor, batch: PagedBatch, kv: Tensor,
+    layer: DecoderLayer, delta: Product | None, residual: Tensor, rotary: Tensor, parts: list[PagedBatch], kv: Tensor,
     kv_scales: list[float],
 ) -> Product:  # fmt: skip
     """Add `delta`, what the layer before made, to `residual` in place; return what this layer makes."""
     x = _norm(layer.input_norm, delta, residual, layer.attention.qkv)
-    attended = _attention(layer.attention, x, rotary, batch, kv, *kv_scales)
+    attended = _attention(layer.attention, x, rotary, parts, kv, *kv_scales)
     x = _norm(layer.post_norm, attended, residual, layer.mlp.gate_up)
     return _mlp(layer.mlp, x)
 
@@ -81,16 +103,31 @@ def _norm(norm: RMSNorm, delta: Product | None, residual: Tensor, feeds: Linear)
 
 
 def _attention(
-    attention: Attention, x: Rows, rotary: Tensor, batch: PagedBatch, kv: Tensor, k_scale: float, v_scale: float
+    attention: Attention, x: Rows, rotary: Tensor, parts: list[PagedBatch], kv: Tensor, k_scale: float, v_scale: float
 ) -> Product:
-    arch = attention.arch
     qkv = attention.qkv(x)  # [T, q_size + 2 * kv_size]
+    if len(parts) == 1:
+        return attention.o.product(_attended(attention, qkv, rotary, parts[0], kv, k_scale, v_scale))
+    lengths = [part.token_ids.shape[0] for part in parts]
+    return attention.o.product(
+        _joined([
+            _attended(attention, rows, rotary, part, kv, k_scale, v_scale)
+            for rows, part in zip(torch.split(qkv, lengths), parts, strict=True)
+        ])
+    )  # fmt: skip
+
+
+def _attended(
+    attention: Attention, qkv: Tensor, rotary: Tensor, batch: PagedBatch, kv: Tensor, k_scale: float, v_scale: float
+) -> Rows:
+    """What the output projection is fed. Writes the keys and values."""
+    arch = attention.arch
     if k_scale == v_scale == 1.0 and _in_one_launch(attention, qkv, batch, kv):
         mixed, amax = one_launch.decode_attention(
             qkv, rotary, batch.positions, batch.slots, kv, batch.block_tables, batch.kv_lens, arch.num_heads,
             batch.max_query_len, max_kv_len=batch.max_kv_len,
         )  # fmt: skip
-        return attention.o.product(one_launch.quantize_tokens(mixed, amax) if attention.o.is_fp8 else mixed)
+        return one_launch.quantize_tokens(mixed, amax) if attention.o.is_fp8 else mixed
     rotary_kv_write_(
         qkv, rotary, batch.positions, batch.slots, kv, arch.num_heads, arch.num_kv_heads,
         q_norm=attention.q_norm.weight if attention.q_norm else None,
@@ -99,16 +136,24 @@ def _attention(
     )  # fmt: skip
     queries = qkv.view(qkv.shape[0], -1, arch.head_dim)[:, : arch.num_heads]
     if batch.query_starts is not None:
-        mixed = prefill_attention(
+        return prefill_attention(
             queries, kv, batch.block_tables, batch.query_starts, batch.kv_lens, batch.max_query_len, attention.window,
             k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
-        return attention.o.product(mixed)
     attended = paged_attention(
         queries, kv, batch.block_tables, batch.kv_lens, batch.max_query_len, attention.window,
         k_scale=k_scale, v_scale=v_scale, quantize=attention.o.is_fp8, max_kv_len=batch.max_kv_len,
     )  # fmt: skip
-    return attention.o.product(QuantizedRows(*attended) if isinstance(attended, tuple) else attended)
+    return QuantizedRows(*attended) if isinstance(attended, tuple) else attended
+
+
+def _joined(parts: list[Rows]) -> Rows:
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if len(tensors) == len(parts):
+        return torch.cat(tensors)
+    rows = [part for part in parts if isinstance(part, QuantizedRows)]
+    data = torch.cat([part.data.view(torch.uint8) for part in rows]).view(rows[0].data.dtype)
+    return QuantizedRows(data, torch.cat([part.scale for part in rows]))
 
 
 def _in_one_launch(attention: Attention, qkv: Tensor, batch: PagedBatch, kv: Tensor) -> bool:

@@ -1,8 +1,9 @@
 """CapturedDecoder: propose -> verify -> accept as one CUDA graph, for steps in which every row decodes.
 
 The algorithm is decoder.py's; what differs is that nothing here asks the host anything. All K draft passes, the
-target's pass and the decision over every row run as one captured graph per (padded rows, K); one copy brings a
-step's inputs to the device and one brings its tokens back.
+target's pass and the decision over every row run as one captured graph per form (step_forms.py: padded rows, K, and
+whether all or half of the rows may draft); one copy brings a step's inputs to the device and one brings its tokens
+back.
 
 Which steps: every row emits and feeds its target exactly one committed token, and its sampling parameters are those
 that the kernels know (`SamplingPlan.is_plain`). Anything else - prefill, penalties, grammars, logprobs - goes to the
@@ -16,36 +17,39 @@ Geometry, for a row with n committed tokens and K = 3 (x is the last one, w the 
     the target reads      x    d1   d2   d3
 
 A row may draft fewer than K: its further places are computed and ignored. Positions that nobody reserved a slot for
-have block table entry 0, so what is written there lands in the null block.
+have block table entry 0, so what is written there lands in the null block. Rows behind the drafting ones have one
+place, as in a step of K = 0.
 
 Two steps may be under way: `submit` the second before the first is `collect`ed. A row of the second that stood in
-the first (`RowPlan.source`) finds its n and its last tokens in the carry, which every step leaves on the device.
+the first (`RowPlan.source`) finds its n and its last tokens in the carry, which every step leaves on the device, at
+the place that it had in that step.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from paceline.kernels.acceptance import accept
 from paceline.kernels.clock import stamp
-from paceline.kernels.sampling import draw_seeded, processed_law
+from paceline.kernels.sampling import ProcessedLaw, draw_seeded, processed_law
 from paceline.layers.random import Purpose
 from paceline.models.fused import PagedBatch
-from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, StepTimings
+from paceline.plan import RowPlan, StepPlan, StepResult, StepTimings
 from paceline.runner.cuda_graphs import GraphCache, padded_sizes
 from paceline.runner.model_runner import ModelRunner
 from paceline.speculative.catch_up import catch_up, lags
-from paceline.speculative.decoder import NOT_FINITE
+from paceline.speculative.landing import NUM_STAMPS, Landing, Submitted, places_in
 from paceline.speculative.step_inputs import CARRIED, Rows, StepInputs
+from paceline.step_forms import LEAST_SPLIT, Form, StepForms
 
 _POOL_MARGIN = 1.05  # the graphs' pool is cut into segments as any other
 _BYTES_OF_A_GRAPH = 4 << 20  # its nodes and their arguments in the driver's memory
-_NUM_STAMPS = 4  # start, drafted, verified, accepted
 
 
 class CapturedDecoder:
@@ -60,33 +64,36 @@ class CapturedDecoder:
         max_model_len: int,
         draft_counts: list[int],
         synthetic_rates: tuple[float, ...] = (),
+        split_from: int = LEAST_SPLIT,
     ) -> None:
         """`draft_counts`: every K that a step may have; 0 is always captured.
 
         `synthetic_rates`: acceptance by place for benchmarks (see config); empty: the real test.
+        `split_from`: the smallest size with steps in which half of the rows may draft.
         """
         self._target = target
         self._draft = draft
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._device = target.device
-        self._draft_counts = sorted({0, *draft_counts}) if draft is not None else [0]
-        most_ahead = 2 * (self._draft_counts[-1] + 1)  # a step that runs ahead is planned for the longest outcome
+        counts = draft_counts if draft is not None else []
+        self._forms = StepForms.of(padded_sizes(max_num_seqs), counts, split_from=split_from)
+        most = self._forms.draft_counts[-1]
+        most_ahead = 2 * (most + 1)  # a step that runs ahead is planned for the longest outcome
         width = -(-(max_model_len + most_ahead) // block_size)
-        self._sizes = padded_sizes(max_num_seqs)
-        self._inputs = {size: StepInputs(size, width, self._device) for size in self._sizes}
+        self._inputs = {size: StepInputs(size, width, self._device) for size in self._forms.sizes}
         self._carry = torch.zeros((max_num_seqs, len(CARRIED)), dtype=torch.int32, device=self._device)
-        self._rates = _rates(synthetic_rates, self._draft_counts[-1], self._device)
+        self._rates = _rates(synthetic_rates, most, self._device)
         self._graphs: GraphCache[Tensor] = GraphCache(self._device)
-        self._under_way: deque[_Submitted] = deque()
-        self._results = [_Landing(max_num_seqs, self._draft_counts[-1], self._device) for _ in range(2)]
+        self._under_way: deque[Submitted] = deque()
+        self._results = [Landing(max_num_seqs, most, self._device) for _ in range(2)]
+        self._places: Seq[int] = ()  # of the last step's rows
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Record every (padded rows, K); the largest first, so that its memory serves the others."""
-        for size in reversed(self._sizes):
-            for k in reversed(self._draft_counts):
-                self._graphs.capture((size, k), lambda size=size, k=k: self._step(self._inputs[size], k))  # type: ignore[misc]
+        """Record every form; the largest first, so that its memory serves the others."""
+        for form in self._forms.all():
+            self._graphs.capture(form, lambda form=form: self._step(form))  # type: ignore[misc]
 
     @torch.inference_mode()
     def measure_bytes(self) -> int:
@@ -97,23 +104,23 @@ class CapturedDecoder:
         torch.cuda.synchronize(self._device)
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._step(self._inputs[self._sizes[-1]], self._draft_counts[-1])
+        self._step(self._forms.all()[0])
         torch.cuda.synchronize(self._device)
         peak = torch.cuda.max_memory_allocated(self._device) - before
         torch.cuda.empty_cache()
-        return int(peak * _POOL_MARGIN) + len(self._sizes) * len(self._draft_counts) * _BYTES_OF_A_GRAPH
+        return int(peak * _POOL_MARGIN) + len(self._forms.all()) * _BYTES_OF_A_GRAPH
 
     def describe(self) -> str:
         return (
             f"{len(self._graphs)} captured in {self._graphs.capture_seconds:.1f} s, "
-            f"{self._graphs.capture_bytes / (1 << 20):,.0f} MiB: up to {self._sizes[-1]} sequences, "
-            f"K in {{{', '.join(map(str, self._draft_counts))}}}"
+            f"{self._graphs.capture_bytes / (1 << 20):,.0f} MiB: up to {self._forms.sizes[-1]} sequences, "
+            f"K in {{{', '.join(map(str, self._forms.draft_counts))}}}"
         )
 
     @property
-    def shapes(self) -> tuple[list[int], list[int]]:
-        """Numbers of rows and of drafts that are captured."""
-        return list(self._sizes), list(self._draft_counts)
+    def forms(self) -> StepForms:
+        """What is captured."""
+        return self._forms
 
     # -- one step, seen from the host -----------------------------------------------------------------
 
@@ -124,7 +131,7 @@ class CapturedDecoder:
 
     def takes(self, plan: StepPlan) -> bool:
         """Whether the whole step can run captured."""
-        if len(plan.rows) > self._sizes[-1] or plan.num_speculative_tokens > self._draft_counts[-1]:
+        if len(plan.rows) > self._forms.sizes[-1] or plan.num_speculative_tokens > self._forms.draft_counts[-1]:
             return False
         return all(self._takes_row(row) for row in plan.rows)
 
@@ -145,23 +152,26 @@ class CapturedDecoder:
         if is_late:
             assert self._draft is not None, "only a draft model has chunks to read"
             plan = catch_up(self._draft, plan, self._block_size)
-        size = next(size for size in self._sizes if size >= len(plan.rows))
-        k = next(k for k in self._draft_counts if k >= plan.num_speculative_tokens)
-        self._inputs[size].fill(plan.rows)
-        packed = self._graphs.run((size, k))
+        form = self._form(plan)
+        places = places_in(form, plan.rows)
+        self._inputs[form.size].fill(plan.rows, places, self._places)
+        packed = self._graphs.run(form)
+        self._places = places
         self._results.reverse()
         landing = self._results[0]
         landing.take(packed)
-        self._under_way.append(_Submitted(plan, size, k, landing))
+        self._under_way.append(Submitted(plan, form, places, landing))
         return is_late
+
+    def _form(self, plan: StepPlan) -> Form:
+        num_drafting = sum(row.num_draft_tokens > 0 for row in plan.rows)
+        return self._forms.smallest(len(plan.rows), plan.num_speculative_tokens, num_drafting)
 
     @torch.inference_mode()
     def collect(self) -> StepResult:
         """Wait for the oldest step under way."""
         step = self._under_way.popleft()
-        table, stamps = step.landing.read(step.size, step.k + 4)
-        rows = table[: len(step.plan.rows)]
-        results = [_result(row, packed) for row, packed in zip(step.plan.rows, rows, strict=True)]
+        results, stamps = step.read()
         failed = [row for row, result in zip(step.plan.rows, results, strict=True) if result.error is not None]
         if failed:
             self._zero({row.seq_id: row for row in failed if row.seq_id not in step.void})
@@ -200,18 +210,18 @@ class CapturedDecoder:
 
     # -- one step, on the device -------------------------------------------------------------------------
 
-    def _step(self, inputs: StepInputs, k: int) -> Tensor:
+    def _step(self, form: Form) -> Tensor:
         """Flat int64: [R, 4 + K] as `_accept` has it, then the stamps."""
-        stamps = torch.zeros(_NUM_STAMPS, dtype=torch.int64, device=self._device)
+        stamps = torch.zeros(NUM_STAMPS, dtype=torch.int64, device=self._device)
         stamp(stamps, 0)
-        rows = inputs.rows(self._carry)
-        geometry = self._geometry(rows, k)
-        tokens, laws, drafts_valid = self._propose(rows, geometry, k)
+        rows = self._inputs[form.size].rows(self._carry)
+        geometry = self._geometry(rows, form.k)
+        tokens, laws, drafts_valid = self._propose(rows.first(form.drafting), geometry, form.k)
         stamp(stamps, 1)
-        logits = self._verify(rows, geometry, tokens, k)
+        logits = self._verify(rows, geometry, tokens, form)
         stamp(stamps, 2)
-        packed = self._accept(rows, logits, tokens, laws, drafts_valid, k)
-        self._leave_carry(rows, packed, k)
+        packed = self._accept(rows, logits, tokens, laws, drafts_valid, form)
+        self._leave_carry(rows, packed)
         stamp(stamps, 3)
         return torch.cat((packed.reshape(-1), stamps))
 
@@ -239,63 +249,96 @@ class CapturedDecoder:
         read = torch.stack((rows.previous_token, rows.last_token), dim=1).to(torch.int64)
         for place in range(k):
             column = 0 if place == 0 else place + 1
-            hidden = self._forward(self._draft, rows, geometry.positions, geometry.draft_slots, column, read, place)
-            logits = self._draft.model.scores(hidden[:, -1])[:, : self._vocab_size]
+            at = slice(column, column + read.shape[1])
+            hidden = self._forward(
+                self._draft, rows, read, geometry.positions[:num_rows, at], geometry.draft_slots[:num_rows, at],
+                rows.ends_at(place),
+            )  # fmt: skip
+            logits = self._draft.model.scores(hidden.view(num_rows, read.shape[1], -1)[:, -1])[:, : self._vocab_size]
             law = processed_law(logits, rows.temperature, rows.min_p, rows.top_k, rows.top_p, probs=laws[:, place])
-            at = geometry.positions[:, place + 2].contiguous()
-            tokens[:, place] = draw_seeded(law, rows.temperature, rows.seeds, at, int(Purpose.DRAFT))
+            drawn_at = geometry.positions[:num_rows, place + 2].contiguous()
+            tokens[:, place] = draw_seeded(law, rows.temperature, rows.seeds, drawn_at, int(Purpose.DRAFT))
             valid &= law.valid
             read = tokens[:, place : place + 1]
         return tokens, laws, valid
 
-    def _verify(self, rows: Rows, geometry: _Geometry, tokens: Tensor, k: int) -> Tensor:
-        """The target's logits at the K+1 places: [R * (K+1), V]."""
-        read = torch.cat((rows.last_token[:, None].to(torch.int64), tokens), dim=1)
-        hidden = self._forward(self._target, rows, geometry.positions, geometry.slots, 1, read, k)
-        return self._target.model.scores(hidden.flatten(0, 1))[:, : self._vocab_size]
+    def _verify(self, rows: Rows, geometry: _Geometry, tokens: Tensor, form: Form) -> Tensor:
+        """The target's logits [D * (K+1) + R - D, V]: of D rows that may draft at K+1 places, of the rest at one."""
+        last = rows.last_token[:, None].to(torch.int64)
+        first, places = form.drafting, slice(1, form.k + 2)
+        read = torch.cat((last[:first], tokens), dim=1)
+        positions, slots = geometry.positions[:first, places], geometry.slots[:first, places]
+        kv_lens = rows.ends_at(form.k)
+        rest = None
+        if first < form.size:
+            rest = last[first:], geometry.positions[first:, 1:2], geometry.slots[first:, 1:2]
+            kv_lens = torch.cat((kv_lens[:first], rows.ends_at(0)[first:]))
+        hidden = self._forward(self._target, rows, read, positions, slots, kv_lens, rest)
+        return self._target.model.scores(hidden)[:, : self._vocab_size]
 
     def _forward(
-        self, runner: ModelRunner, rows: Rows, positions: Tensor, slots: Tensor, column: int, tokens: Tensor, place: int
-    ) -> Tensor:
-        """Hidden states [R, Q, D] of tokens [R, Q] at the columns from `column` on, the last of them at n-1+place."""
-        num_rows, length = tokens.shape
+        self, runner: ModelRunner, rows: Rows, tokens: Tensor, positions: Tensor, slots: Tensor, kv_lens: Tensor,
+        rest: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Hidden states of tokens [R, Q] end to end, and behind them of `rest`: tokens, positions and slots [r, 1]."""
+        flat = [part.reshape(-1) for part in (tokens, positions, slots)]
+        if rest is not None:
+            flat = [torch.cat((part, more.reshape(-1))) for part, more in zip(flat, rest, strict=True)]
+        token_ids, flat_positions, flat_slots = flat
         batch = PagedBatch(
-            token_ids=tokens.reshape(-1),
+            token_ids=token_ids,
             # A place beyond the model's length is computed and ignored, but its angles must exist.
-            positions=positions[:, column : column + length].clamp(max=runner.max_positions - 1).reshape(-1),
-            slots=slots[:, column : column + length].reshape(-1).contiguous(),  # one column alone would be a view
+            positions=flat_positions.clamp(max=runner.max_positions - 1),
+            slots=flat_slots.contiguous(),  # one column alone would be a view
             block_tables=rows.block_tables,
-            kv_lens=torch.where(rows.num_tokens > 0, rows.num_tokens + place, 0),
-            max_query_len=length,
+            kv_lens=kv_lens,
+            max_query_len=tokens.shape[1],
+            num_single=0 if rest is None else rest[0].shape[0],
         )
-        return runner.forward_paged(batch).view(num_rows, length, -1)
+        return runner.forward_paged(batch)
 
     def _accept(
-        self, rows: Rows, logits: Tensor, tokens: Tensor, laws: Tensor | None, drafts_valid: Tensor, k: int
+        self, rows: Rows, logits: Tensor, tokens: Tensor, laws: Tensor | None, drafts_valid: Tensor, form: Form
     ) -> Tensor:
         """[R, 4 + K] int64: num_drafted (-1: the draft failed), num_accepted, valid, output_token_ids (padding -1)."""
-        num_rows, width = rows.num_tokens.shape[0], k + 1
+        first, width = form.drafting, form.k + 1
 
         def wide(values: Tensor) -> Tensor:
-            return values[:, None].expand(-1, width).reshape(-1)
+            spread = values[:first, None].expand(-1, width).reshape(-1)
+            return torch.cat((spread, values[first:])) if first < form.size else spread
 
         law = processed_law(logits, wide(rows.temperature), wide(rows.min_p), wide(rows.top_k), wide(rows.top_p))
-        packed = accept(
+        drafting = rows.first(first)
+        num_drafted = torch.where(drafts_valid, drafting.num_draft_tokens, 0)
+        packed = self._decide(drafting, law, slice(0, first * width), tokens, num_drafted, laws)
+        num_drafted = torch.where(drafts_valid, num_drafted, -1)
+        if first < form.size:
+            rest = rows.behind(first)
+            none = torch.zeros_like(rest.num_draft_tokens)
+            short = self._decide(rest, law, slice(first * width, None), tokens.new_empty((len(none), 0)), none, None)
+            packed = torch.cat((packed, functional.pad(short, (0, form.k), value=-1)))
+            num_drafted = torch.cat((num_drafted, none))
+        return torch.cat((num_drafted[:, None], packed), dim=1).to(torch.int64)
+
+    def _decide(
+        self, rows: Rows, law: ProcessedLaw, at: slice, tokens: Tensor, num_drafted: Tensor, draft_laws: Tensor | None
+    ) -> Tensor:
+        """`accept` for rows whose laws lie `at` these places, K + 1 a row."""
+        num_rows, k = tokens.shape
+        return accept(
             tokens,
-            torch.where(drafts_valid, rows.num_draft_tokens, 0),
-            law.argmax.view(num_rows, width),
-            law.valid.view(num_rows, width),
+            num_drafted,
+            law.argmax[at].view(num_rows, k + 1),
+            law.valid[at].view(num_rows, k + 1),
             rows.temperature,
             rows.seeds,
             rows.num_tokens,
-            probs=law.probs.view(num_rows, width, -1),
-            draft_probs=laws,
-            synthetic_rates=self._rates[:k] if self._rates is not None else None,
+            probs=law.probs[at].view(num_rows, k + 1, -1),
+            draft_probs=draft_laws,
+            synthetic_rates=self._rates[rows.seeds & 1, :k] if self._rates is not None else None,
         )
-        num_drafted = torch.where(drafts_valid, rows.num_draft_tokens, -1)
-        return torch.cat((num_drafted[:, None], packed), dim=1).to(torch.int64)
 
-    def _leave_carry(self, rows: Rows, packed: Tensor, k: int) -> None:
+    def _leave_carry(self, rows: Rows, packed: Tensor) -> None:
         """What the next step must know of each row: n, the draft's watermark, the last two tokens."""
         num_accepted = packed[:, 1:2]
         outputs = packed[:, 3:]
@@ -311,8 +354,8 @@ class CapturedDecoder:
 
 
 def _rates(rates: tuple[float, ...], k: int, device: torch.device) -> Tensor | None:
-    """[K]; places behind the last rate use the last rate."""
-    return torch.tensor((list(rates) + [rates[-1]] * k)[:k], device=device) if rates else None
+    """[2, K]: of rows with even and with odd seeds; places behind the last rate use the last rate."""
+    return torch.tensor([(list(rates) + [rates[-1]] * k)[:k]] * 2, device=device) if rates else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,49 +365,3 @@ class _Geometry:
     positions: Tensor
     slots: Tensor
     draft_slots: Tensor
-
-
-class _Landing:
-    """Where a step's result lands on the host, and the event that says it has."""
-
-    def __init__(self, num_rows: int, k: int, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._host = torch.zeros(num_rows * (k + 4) + _NUM_STAMPS, dtype=torch.int64, pin_memory=self._on_gpu)
-        self._event: Any = torch.cuda.Event() if self._on_gpu else None  # type: ignore[no-untyped-call]
-
-    def take(self, packed: Tensor) -> None:
-        self._host[: packed.numel()].copy_(packed, non_blocking=True)
-        if self._event is not None:
-            self._event.record()
-
-    def is_done(self) -> bool:
-        return self._event is None or bool(self._event.query())
-
-    def read(self, num_rows: int, width: int) -> tuple[list[list[int]], list[int]]:
-        if self._event is not None:
-            self._event.synchronize()
-        size = num_rows * width
-        stamps: list[int] = self._host[size : size + _NUM_STAMPS].tolist()
-        table: list[list[int]] = self._host[:size].view(num_rows, width).tolist()
-        return table, stamps
-
-
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    plan: StepPlan
-    size: int
-    k: int
-    landing: _Landing
-    void: set[int] = field(default_factory=set)  # sequences that failed in the step before
-
-
-def _result(row: RowPlan, packed: list[int]) -> RowResult:
-    num_drafted, num_accepted, valid, *tokens = packed
-    return RowResult(
-        seq_id=row.seq_id,
-        output_token_ids=tokens[: num_accepted + 1],
-        num_accepted=num_accepted,
-        num_drafted=max(0, num_drafted),
-        error=None if valid else NOT_FINITE,
-        draft_failed=row.num_draft_tokens > 0 and num_drafted < 0,
-    )

@@ -13,7 +13,7 @@ and the last tokens are then comes from the carry, on the device.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,19 @@ class Rows:
     seeds: Tensor
     block_tables: Tensor
 
+    def first(self, count: int) -> Rows:
+        return self if count == len(self.num_tokens) else self._part(slice(count))
+
+    def behind(self, count: int) -> Rows:
+        return self._part(slice(count, None))
+
+    def _part(self, which: slice) -> Rows:
+        return Rows(**{each.name: getattr(self, each.name)[which] for each in fields(self)})
+
+    def ends_at(self, place: int) -> Tensor:
+        """Positions that a row's token at n-1+place sees; 0: padding."""
+        return torch.where(self.num_tokens > 0, self.num_tokens + place, 0)
+
 
 class _Twin:
     """One of the host's copies, and which table each of its rows holds."""
@@ -90,15 +103,21 @@ class StepInputs:
         self._fields = dict(zip(_FIELDS, fields, strict=True))
         self._twins = [_Twin(size, num_rows, table_width, pinned=device.type == "cuda") for _ in range(2)]
 
-    def fill(self, rows: Seq[RowPlan]) -> None:
-        """Write the rows of a step, the rest as padding, and start the copy to the device."""
+    def fill(self, rows: Seq[RowPlan], places: Seq[int], places_before: Seq[int]) -> None:
+        """Write the rows of a step, the rest as padding, and start the copy to the device.
+
+        places[i]: where row i stands, 0 .. len(rows) - 1 in any order. places_before: the same of the step before,
+        to whose rows `RowPlan.source` points.
+        """
         self._twins.reverse()
         twin, count = self._twins[0], len(rows)
+        placed = sorted(zip(places, rows, strict=True), key=lambda entry: entry[0])
+        rows = [row for _, row in placed]
         samplings = [row.sampling for row in rows]
         twin.seeds[:count] = [as_int64(s.seed) for s in samplings]
         twin.fields[:, count:] = 0
         twin.fields[4, count:] = -1
-        twin.fields[:_NUM_INTEGERS, :count] = np.array([_integers(row) for row in rows], dtype=np.int32).T
+        twin.fields[:_NUM_INTEGERS, :count] = np.array([_integers(row, places_before) for row in rows], np.int32).T
         floats = np.array([(s.temperature, s.top_p, s.min_p) for s in samplings], dtype=np.float32)
         twin.fields[_NUM_INTEGERS:, :count] = floats.view(np.int32).T
         for place, row in enumerate(rows):
@@ -128,9 +147,9 @@ def _views(raw: Tensor, num_rows: int, table_width: int) -> tuple[Tensor, Tensor
     return raw[: 8 * num_rows].view(torch.int64), fields, words[num_fields:].view(num_rows, table_width)
 
 
-def _integers(row: RowPlan) -> tuple[int, ...]:
+def _integers(row: RowPlan, places_before: Seq[int]) -> tuple[int, ...]:
     if row.source is not None:
-        return 1, 0, 0, 0, row.source, row.num_draft_tokens, row.draft_limit, row.sampling.top_k
+        return 1, 0, 0, 0, places_before[row.source], row.num_draft_tokens, row.draft_limit, row.sampling.top_k
     previous = row.draft_chunk[-2] if len(row.draft_chunk) > 1 else 0
     return (
         row.num_committed_tokens,

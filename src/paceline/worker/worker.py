@@ -20,6 +20,7 @@ from paceline.speculative.acceptance import make_acceptance
 from paceline.speculative.captured import CapturedDecoder
 from paceline.speculative.decoder import SpeculativeDecoder
 from paceline.speculative.proposers import DraftModelProposer, NgramProposer, NoProposer, Proposer
+from paceline.step_forms import StepForms
 from paceline.structured.masks import GrammarMasks
 from paceline.structured.store import GrammarStore
 from paceline.worker.hardware import hardware_name
@@ -105,9 +106,9 @@ class Worker:
 
     def shapes(self) -> StepShapes:
         """What is captured, and the hardware."""
-        sizes, counts = self.captured.shapes if self.captured is not None else ([], [])
         forward = "native" if self.target.native is not None else ""
-        return StepShapes(sizes=sizes, draft_counts=counts, hardware=hardware_name(self._device), forward=forward)
+        forms = self.captured.forms if self.captured is not None else StepForms()
+        return StepShapes(forms=forms, hardware=hardware_name(self._device), forward=forward)
 
     def describe(self) -> dict[str, str]:
         """What was decided while loading, for the table printed at start."""
