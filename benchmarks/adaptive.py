@@ -4,9 +4,9 @@
     python benchmarks/adaptive.py --device cpu                     the default pair; about 6 minutes on two quiet cores
 
 Acceptance is synthetic: each draft is kept with the given probability if those before it were, so all sides have the
-same drafts. In a mixed batch (a CPU's: rows of one captured graph cost the same) every other row's drafts are good and
-the rest are bad, each with its own probability. What is compared is expected tokens (of the drafts that were really
-planned) over seconds that were really spent: with the tokens that luck gave, batches of one would need minutes each.
+same drafts. In a mixed batch every other row's drafts are good and the rest are bad, each with its own probability.
+What is compared is expected tokens (of the drafts that were really planned) over seconds that were really spent: with
+the tokens that luck gave, batches of one would need minutes each.
 On a CPU, which others may slow at any moment, all sides take turns in an order that turns round, each side with short
 runs, and what is told is the median over rounds of the ratio within a round. A fixed K that is hopeless in the first
 two rounds is left out of the others.
@@ -43,7 +43,7 @@ from paceline.sequence import EngineRequest
 FIXED = (0, 1, 2, 3, 5, 7)
 RATES = (0.78, 0.5, 0.2)
 MIXED = (0.9, 0.1)  # of rows in turn
-MIXED_BATCHES = (2, 4, 8, 16)
+MIXED_BATCHES = {"cpu": (2, 4, 8, 16), "cuda": (32, 64, 128)}
 MOST = max(FIXED)
 FULL_ENOUGH = 0.98
 SWING_STEPS = 60
@@ -67,7 +67,7 @@ class Rig:
 
         def watched(plan: StepPlan) -> None:
             self.drafts.append([row.num_draft_tokens for row in plan.rows])
-            self.kinds.append([row.seq_id % len(MIXED) for row in plan.rows if row.emits])
+            self.kinds.append([row.sampling.seed % len(MIXED) for row in plan.rows if row.emits])
             submit(plan)
 
         executor.submit = watched
@@ -81,8 +81,12 @@ class Rig:
             self._worker.captured._rates.fill_(rate)  # the graphs read it where it lies
 
     def mix_acceptance(self) -> None:
-        """Rows in turn, on a CPU."""
+        """Rows in turn."""
         decoder = self._worker.decoder
+        if self._worker.captured is not None:
+            for kind, rate in enumerate(MIXED):  # of even and odd seeds
+                self._worker.captured._rates[kind].fill_(rate)
+            return
         decide = decoder._acceptance.decide
 
         def by_row(law: Any, proposal: Any, u_accept: Tensor, u_target: Tensor) -> Any:
@@ -110,7 +114,9 @@ class Rig:
         vocab = self.engine.config.model.vocab_size
         for name in names:
             prompt = [(int(name) * 7919 + place * 104729) % (vocab - 2) for place in range(input_len)]
-            params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+            params = SamplingParams(
+                temperature=0.0, seed=int(name), max_tokens=max_tokens, ignore_eos=True, detokenize=False
+            )  # a greedy request's seed binds no drafts
             self.engine.add_request(EngineRequest(request_id=name, prompt_token_ids=prompt, sampling_params=params))
         return names
 
@@ -187,12 +193,12 @@ def mixed_speed(result: dict[str, Any]) -> float:
 
 
 def take_turns(
-    rig: Rig, batch: int, options: argparse.Namespace, controllers: dict[float, Any], speed_at: Speed
+    rig: Rig, batch: int, num_rounds: int, options: argparse.Namespace, controllers: dict[float, Any], speed_at: Speed
 ) -> list[list[dict[str, Any]]]:
     """By round: every fixed K, and for each acceptance (the keys of `controllers`) what its controller chooses."""
     sides: list[Any] = [*FIXED, *controllers]  # a K or a rate: int or float
     rounds: list[list[dict[str, Any]]] = []
-    for number in range(options.rounds):
+    for number in range(num_rounds):
         order = sides if number % 2 else sides[::-1]
         found = []
         for side in order:
@@ -253,9 +259,10 @@ def mixed(rig: Rig, options: argparse.Namespace) -> list[dict[str, Any]]:
         return mixed_speed(result)
 
     found = []
-    for batch in (size for size in MIXED_BATCHES if size <= max(options.batches)):
-        rounds = take_turns(rig, batch, options, {0.0: rig.start_controller()}, speed_at)
-        found.append({**compared(rounds, 0.0, speed_at), "acceptance": MIXED})
+    rounds = options.rounds if options.device == "cpu" else 1  # a GPU's times hold
+    for batch in (size for size in MIXED_BATCHES[options.device] if size <= max(options.batches)):
+        runs = take_turns(rig, batch, rounds, options, {0.0: rig.start_controller()}, speed_at)
+        found.append({**compared(runs, 0.0, speed_at), "acceptance": MIXED})
         print(f"mixed {MIXED}, batch {batch}: {found[-1]['of_best']:.3f} of the best fixed K = {found[-1]['best_k']}")
     return found
 
@@ -265,7 +272,7 @@ def by_turns(rig: Rig, options: argparse.Namespace) -> tuple[list[dict[str, Any]
     controllers = {rate: rig.start_controller() for rate in options.rates}
     table, raw = [], {}
     for batch in options.batches:
-        raw[batch] = take_turns(rig, batch, options, controllers, speed)
+        raw[batch] = take_turns(rig, batch, options.rounds, options, controllers, speed)
         table += [compared(raw[batch], rate, speed) for rate in options.rates]
         show(table[-len(options.rates) :])
     return table, raw
@@ -362,7 +369,7 @@ def main() -> None:
         table, rounds = by_turns(rig, options)
         raw = {"rounds": rounds}
     trace = follow(rig, max(options.batches), options)
-    mixtures = [] if gpu else mixed(rig, options)
+    mixtures = mixed(rig, options)
     settled = {name: settled_after(ks) for name, ks in trace.items()}
     print("steps until the choice has settled:", settled)
     worst = min(entry["of_best"] for entry in table)

@@ -55,6 +55,24 @@ def recorded_costs() -> PaddedCosts:
     return PaddedCosts(list(RECORDED), RECORDED_COUNTS, table, resume_seconds=40e-3, resume_token=10e-6)
 
 
+# Milliseconds at K = 0, 1, 2, 3, 4, 5, 7, and with drafts for half of the rows at K = 2, 3, 4, 5, 7: an H200, 70B shape
+# with a 1B draft in FP8, 128 positions a row, 2026-12-01.
+SPLIT = {
+    32: ([19.40, 21.91, 23.80, 26.00, 31.44, 33.43, 41.51], [23.63, 25.21, 27.18, 28.10, 34.53]),
+    64: ([21.83, 25.70, 32.64, 40.56, 50.24, 57.15, 73.98], [25.97, 32.02, 34.12, 39.22, 47.57]),
+    128: ([24.68, 38.57, 56.20, 70.38, 92.17, 107.05, 142.16], [40.97, 50.66, 58.45, 70.50, 82.94]),
+}
+
+
+def split_costs() -> PaddedCosts:
+    """The H200's, where half of the rows may draft."""
+    return PaddedCosts(
+        list(SPLIT), DRAFT_COUNTS, [[value * 1e-3 for value in whole] for whole, _ in SPLIT.values()],
+        resume_seconds=40e-3, resume_token=10e-6, split_sizes=list(SPLIT), split_counts=DRAFT_COUNTS[2:],
+        split_table=[[value * 1e-3 for value in split] for _, split in SPLIT.values()],
+    )  # fmt: skip
+
+
 def cpu_costs() -> RaggedCosts:
     return RaggedCosts(
         Curve([1, 2, 4, 6, 8, 32, 192], [36e-3, 37e-3, 42e-3, 46e-3, 56e-3, 110e-3, 500e-3]),
@@ -115,9 +133,12 @@ class Machine:
     def _seconds(self, requests: list[SimulatedRequest], counts: list[int]) -> tuple[float, float]:
         lag = sum(request.lag for request, count in zip(requests, counts, strict=True) if count)
         if isinstance(self.costs, PaddedCosts):
+            lag = sum(r.lag for r, count in zip(requests, counts, strict=True) if count and r.lag > 1)
             k = max(counts)
             plain = self.costs.seconds(len(counts), 0, 0.0)
-            return self.costs.seconds(len(counts), k, 0.0) - plain + (self.costs.catch_up(lag) if lag else 0.0), plain
+            able = sum(count > 0 for count in counts)
+            drafting = self.costs.seconds(len(counts), k, 0.0, able) - plain
+            return drafting + (self.costs.catch_up(lag) if lag else 0.0), plain
         active = active_rows(counts)
         padded = padding(len(counts), active)
         return self.costs.drafting(active, lag), self.costs.verifying(len(counts), sum(active), 0.0, padded)

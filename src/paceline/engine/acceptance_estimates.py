@@ -230,3 +230,12 @@ def scaled(survival: Seq[float], factor: float, highest: float = HIGHEST) -> lis
     """`survival`, if the first place is kept so many times as often."""
     better = min(highest, survival[0] * factor) / survival[0] if factor != 1.0 else 1.0
     return [value * better for value in survival]
+
+
+def steady_survival(rate: float, most: int) -> list[float]:
+    """P(the first j drafts are all kept), j = 1 .. most, where each is kept with `rate` if those before it are."""
+    survived, result = 1.0, []
+    for _ in range(most):
+        survived *= rate
+        result.append(survived)
+    return result

@@ -23,10 +23,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from paceline.engine.acceptance_estimates import FIRST_GUESS, AcceptanceEstimates, scaled
+from paceline.engine.acceptance_estimates import FIRST_GUESS, AcceptanceEstimates, scaled, steady_survival
 from paceline.engine.draft_or_text import with_texts
-from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain
+from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain, split_choices
+from paceline.engine.hearings import Hearings
 from paceline.engine.plain_trials import PlainTrials
+from paceline.engine.request_spread import RequestSpread
 from paceline.engine.rests import EARLY_WAIT, LEAST_WAIT, MOST_TEXT_WAIT, MOST_WAIT, Rest, RowRests, affordable
 from paceline.engine.spells import Spells
 from paceline.engine.statistics import SpeculationChoices
@@ -78,6 +80,9 @@ class SpeculationController:
         self._drafting_steps = 0
         self._has_returned = False  # from a rest
         self._row_rests = RowRests()
+        self._spread = RequestSpread() if isinstance(costs, PaddedCosts) and costs.split_sizes else None
+        self._hearings = Hearings()
+        self._is_split = False  # the last decision: half of the rows may draft
         self._trials = PlainTrials()
         self._spells = Spells()
         self.reason: Reason | None = None  # why it rests
@@ -140,6 +145,9 @@ class SpeculationController:
         if self._rest is None:
             choice = self._try_plain(rows, choice, others)
         self._k = max(before.counts)
+        self._is_split = self._k > 0 and any(row.most and not n for row, n in zip(rows, before.counts, strict=True))
+        if self._is_split and isinstance(self.costs, PaddedCosts) and choice is before:
+            choice = self._hearings.with_heard(rows, self._survivals(rows), choice, self.costs)
         counts = enumerate(zip(before.counts, choice.counts, strict=True))
         return choice, {index: count for index, (wanted, count) in counts if count != wanted}
 
@@ -164,24 +172,52 @@ class SpeculationController:
         best = self._best(rows, survivals, others)
         if self._rest is None and not any(best.counts):
             hopeful = [self.estimates.hopeful(survival) for survival in survivals]
-            return self._best(rows, hopeful, others)
+            best = self._best(rows, hopeful, others)
+            if not any(best.counts) and self._is_to_learn(rows):
+                return self._least_drafts(rows, survivals)
         return best
+
+    def _is_to_learn(self, rows: Seq[DraftingRow]) -> bool:
+        """Half of the rows may be worth drafting, and it is not known yet which."""
+        if self._spread is None or not self._judges_together(len(rows)):
+            return False
+        return not self._spread.knows_enough(row.seq_id for row in rows if row.most)
+
+    def _least_drafts(self, rows: Seq[DraftingRow], survivals: Seq[Seq[float]]) -> Choice:
+        assert isinstance(self.costs, PaddedCosts)
+        choices = padded_choices(rows, survivals, self.costs, self._most)
+        return choices[min((k for k in choices if k), default=0)]
 
     def _best(self, rows: Seq[DraftingRow], survivals: Seq[Seq[float]], others: int) -> Choice:
         if isinstance(self.costs, RaggedCosts):
             best = best_ragged(rows, survivals, self.costs, others=others)
             nobody = plain(rows, self.costs, others)
             return nobody if self._rest is not None and best.rate < _BETTER * nobody.rate else best
-        choices = padded_choices(rows, survivals, self.costs, self._most)
+        return self._best_padded(rows, survivals, self.costs)
+
+    def _best_padded(self, rows: Seq[DraftingRow], survivals: Seq[Seq[float]], costs: PaddedCosts) -> Choice:
+        whole = padded_choices(rows, survivals, costs, self._most)
+        choices = {(k, False): choice for k, choice in whole.items()}
+        if self._spread is not None and self._judges_together(len(rows)):
+            split = split_choices(rows, survivals, costs, self._most)
+            choices |= {(k, True): choice for k, choice in split.items()}
         # A rest is begun on evidence alone: nothing is learnt in it.
-        doubts = {k: self.costs.doubt(len(rows), k) if k else 0.0 for k in choices}
-        rates = {k: choice.rate * (1.0 + doubts[k]) for k, choice in choices.items()}
-        most, current = max(rates, key=lambda k: rates[k]), 0 if self._rest is not None else self._k
+        doubts = {k: costs.doubt(len(rows), k) if k else 0.0 for k in whole}
+        rates = {
+            (k, is_split): choice.rate * (1.0 if is_split else 1.0 + doubts[k])
+            for (k, is_split), choice in choices.items()
+        }
+        most = max(rates, key=lambda key: rates[key])
+        current = (0, False) if self._rest is not None else (self._k, self._is_split)
         return choices[current if current in rates and rates[most] < _BETTER * rates[current] else most]
 
     def _survivals(self, rows: Seq[DraftingRow]) -> list[list[float]]:
         if self._judges_together(len(rows)):
-            return [self.estimates.survival(None)] * len(rows)
+            common = self.estimates.survival(None)
+            if self._spread is None:
+                return [common] * len(rows)
+            own = self._spread.rates(row.seq_id for row in rows)
+            return [steady_survival(rate, self._most) for rate in own] or [common] * len(rows)
         return [scaled(self.estimates.survival(row.seq_id), row.gain) for row in rows]
 
     def _judges_together(self, num_rows: int) -> bool:
@@ -265,6 +301,9 @@ class SpeculationController:
             seq_id = None if judged_together else outcome.seq_id
             self._spells.end_step(outcome.seq_id, by_text=outcome.by_text, by_model=outcome.num_made > 0)
             if outcome.num_made:
+                if self._spread is not None:
+                    tried = min(outcome.num_made, outcome.num_accepted + 1, self._most)
+                    self._spread.record(outcome.seq_id, tried, outcome.num_accepted)
                 self.estimates.record(seq_id, outcome.num_made, outcome.num_accepted)
                 self._wins_and_passes[0] += outcome.num_accepted > 0
                 self._wins_and_passes[1] += 1
@@ -273,6 +312,8 @@ class SpeculationController:
         if is_typical and outcomes and captured == isinstance(self.costs, PaddedCosts):
             self._refresh(outcomes, draft_seconds, other_seconds)
         self._age_rest(draft_seconds + other_seconds, has_drafted=any(outcome.num_made for outcome in outcomes))
+        if self._is_split:
+            self._hearings.end_step(draft_seconds + other_seconds)
         self._row_rests.end_step((outcome.seq_id, outcome.num_made > 0) for outcome in outcomes)
 
     def _refresh(self, outcomes: Seq[Outcome], draft_seconds: float, other_seconds: float) -> None:
@@ -332,3 +373,6 @@ class SpeculationController:
         self.estimates.forget(seq_id)
         self._row_rests.forget(seq_id)
         self._spells.forget(seq_id)
+        self._hearings.forget(seq_id)
+        if self._spread is not None:
+            self._spread.forget(seq_id)

@@ -3,7 +3,8 @@
 The rule is TurboSpec's (Liu et al. 2024, arXiv 2406.14066): maximise sum of expected tokens / T(step). A row with k
 drafts commits 1 + S_1 + ... + S_k tokens, S_j the probability that its first j drafts are all kept.
 
-padded   a step costs what its largest K costs, so every row drafts K: one number is chosen.
+padded   a step costs what its largest K costs, for every row that may draft: one number is chosen. Where all rows may,
+         all do; where half of them may, those that promise most.
 ragged   each draft costs its share, and rows of different lengths some padding. Drafts of all rows are taken in the
          order of their S: of the sets that this order makes, for every largest depth, the one with the highest rate.
          Within a row S falls with the place, so a set never has a draft without those before it. (One price a token
@@ -79,6 +80,7 @@ def padded_choices(
     lag = sum(row.lag for row in rows if row.most) if lagging else 0
     catching_up = costs.catch_up(lag) / HORIZON
     choices = {0: plain(rows, costs)}
+    able = sum(row.most > 0 for row in rows)
     deepest = max((row.most for row in rows), default=0)
     least = max((row.most for row in rows if row.is_fixed), default=0)
     tokens, place = float(len(rows)), 0
@@ -88,9 +90,42 @@ def padded_choices(
         while place < k:
             tokens += sum(s[place] for s, row in zip(survivals, rows, strict=True) if row.most > place)
             place += 1
-        seconds = costs.seconds(len(rows), k, positions) + catching_up
+        seconds = costs.seconds(len(rows), k, positions, able) + catching_up
         choices[k] = Choice([min(k, row.most) for row in rows], tokens, seconds)
     return {k: choice for k, choice in choices.items() if k >= least} or {max(choices): choices[max(choices)]}
+
+
+def split_choices(
+    rows: Seq[DraftingRow], survivals: Seq[Seq[float]], costs: PaddedCosts, most: int, *, lagging: bool = True
+) -> dict[int, Choice]:
+    """By K, the steps in which half of the rows may draft: those that promise most, and every fixed one.
+
+    A row whose draft lags comes in if all such rows together pay for catching up within HORIZON steps.
+    """
+    positions = sum(row.positions for row in rows)
+    fixed = [row.most for row in rows if row.is_fixed and row.most]
+    choices: dict[int, Choice] = {}
+    for k in costs.split_counts:
+        form = costs.forms.smallest(len(rows), k, len(fixed))
+        if k > most or not form.is_split or k < max(fixed, default=0):
+            continue
+        gains = [sum(survival[: min(k, row.most)]) for survival, row in zip(survivals, rows, strict=True)]
+        able = [index for index, row in enumerate(rows) if row.most]
+        first = sorted(able, key=lambda index: (not rows[index].is_fixed, -gains[index]))[: form.drafting]
+        seconds = costs.seconds(len(rows), k, positions, len(first))
+        tokens = len(rows) + sum(gains[index] for index in first)
+        late = [index for index in first if rows[index].lag and not rows[index].is_fixed] if lagging else []
+        catching_up = costs.catch_up(sum(rows[index].lag for index in late)) / HORIZON
+        won = sum(gains[index] for index in late)
+        if late and won * seconds < catching_up * (tokens - won):
+            kept = set(first) - set(late)
+            first, tokens, catching_up = [index for index in first if index in kept], tokens - won, 0.0
+        counts = [0] * len(rows)
+        for index in first:
+            counts[index] = min(k, rows[index].most)
+        if first:
+            choices[k] = Choice(counts, tokens, seconds + catching_up)
+    return choices
 
 
 def best_ragged(

@@ -1,0 +1,93 @@
+"""Half of a batch drafts and the other half does not, where requests differ; in simulation, with an H200's costs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from engine.speculation_simulator import (
+    DRAFT_COUNTS,
+    Law,
+    Machine,
+    SimulatedRequest,
+    make_requests,
+    run_adaptive,
+    run_fixed,
+    split_costs,
+    steady,
+)
+
+from paceline.engine.controller import SpeculationController
+
+MOST = 7
+GOOD, BAD = 0.9, 0.1
+
+
+def mixed(count: int) -> list[SimulatedRequest]:
+    return [SimulatedRequest(index, steady((GOOD, BAD)[index % 2])) for index in range(count)]
+
+
+def adaptive(requests: list[SimulatedRequest], steps: int, seed: int = 0) -> Machine:
+    machine = Machine(split_costs(), rng=random.Random(seed))
+    return run_adaptive(machine, SpeculationController(split_costs(), MOST), requests, steps)
+
+
+def best_fixed(requests: list[SimulatedRequest], steps: int) -> float:
+    return max(run_fixed(split_costs(), requests, k, steps).rate for k in DRAFT_COUNTS)
+
+
+@pytest.mark.parametrize("batch", [32, 64, 128])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_mixed_batch_beats_every_fixed_k(batch: int, seed: int) -> None:
+    """From the first step on, what must be learnt included: about the answers of one round."""
+    found = adaptive(mixed(batch), 100, seed).rate
+    assert found >= 1.05 * best_fixed(mixed(batch), 100)
+
+
+@pytest.mark.parametrize("batch", [32, 64, 128])
+@pytest.mark.parametrize("rate", [0.78, 0.5, 0.2])
+def test_requests_that_are_alike_are_not_taken_for_different_ones(batch: int, rate: float) -> None:
+    machine = adaptive(make_requests(batch, steady(rate)), 200)
+    assert machine.rate >= 0.98 * best_fixed(make_requests(batch, steady(rate)), 200)
+    split = sum(0 < sum(count > 0 for count in counts) < batch for counts in machine.history[20:])
+    assert split <= 0.1 * len(machine.history)
+
+
+def test_requests_that_change_their_parts_are_heard() -> None:
+    """The good half turns bad and the bad half good: the new good ones draft before long."""
+
+    def turning(first: float, then: float) -> Law:
+        return lambda done: first if done < 400 else then
+
+    requests = [SimulatedRequest(i, turning(*((GOOD, BAD), (BAD, GOOD))[i % 2])) for i in range(64)]
+    for request in requests[1::2]:
+        request.done = 300  # the slow ones get there at about the same time
+    machine = adaptive(requests, 500)
+    last = machine.history[-100:]
+    drafted = [sum(counts[i] > 0 for counts in last) for i in range(64)]
+    assert sum(drafted[1::2]) > 4 * sum(drafted[0::2])
+
+
+def stream(k: int | None, steps: int = 300) -> float:
+    """Tokens a second of 64 requests at a time, the next of either kind when one has its 200 tokens."""
+    rng = random.Random(3)
+    machine, controller = Machine(split_costs(), rng=rng), SpeculationController(split_costs(), MOST)
+    requests, following = mixed(64), 64
+    for _ in range(steps):
+        if k is None:
+            run_adaptive(machine, controller, requests, 1)
+        else:
+            machine.step(requests, [k] * len(requests))
+        for index, request in enumerate(requests):
+            if request.done >= 200:
+                controller.forget(request.seq_id)
+                requests[index] = SimulatedRequest(following, steady(rng.choice((GOOD, BAD))))
+                following += 1
+    assert following > 100
+    return machine.rate
+
+
+def test_a_stream_of_requests() -> None:
+    """Newcomers are tried, known ones kept; the slow ones stay longer, so four in five
+    that run draft badly, and half is more than should."""
+    assert stream(None) >= 1.03 * max(stream(k) for k in DRAFT_COUNTS)
