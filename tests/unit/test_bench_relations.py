@@ -263,6 +263,9 @@ def test_a_server_that_contradicts_itself_leaves_a_record_that_can_be_read() -> 
     few = {"acceptance_histogram": [0, 1], "num_spec_steps": 1, "num_draft_tokens": 1, "num_passes": 2}
     assert fill(record(**bare), heard(Usage(7, 3), metrics=few)).speculation is not None
     assert fill(record(**bare), heard(Usage(7, 5), metrics=few)).speculation is None
+    untold = fill(record(**bare), heard(Usage(7, 5), metrics=few | {"num_passes": 0})).speculation
+    assert untold is not None
+    assert untold.passes is None
     for metrics in ({"num_spec_steps": 3}, {"num_accepted_draft_tokens": 0}, {"num_draft_tokens": 0}):
         assert speculation_counts(few | metrics) is None
 
@@ -271,6 +274,7 @@ def test_counters_that_cannot_be_are_left_out() -> None:
     before = Counters("vLLM", {"drafts": 0.0, "draft_tokens": 0.0, "accepted_tokens": 0.0}, (0.0,))
     sound = {"drafts": 100.0, "draft_tokens": 100.0, "accepted_tokens": 90.0}
     assert Counters("vLLM", sound, (85.0,)).since(before).values == sound  # read while it counted
+    assert Counters("vLLM", sound | {"passes": 0.0}, ()).since(before).values == sound | {"passes": 0.0}
     assert Counters("vLLM", sound, (20.0,)).since(before).values == {}
     assert Counters("vLLM", sound | {"accepted_tokens": 900.0}, ()).since(before).values == {}
 

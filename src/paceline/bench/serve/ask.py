@@ -146,7 +146,7 @@ def _counts(metrics: dict[str, Any]) -> dict[str, Any]:
         "draft_tokens": metrics.get("num_draft_tokens", 0),
         "accepted_tokens": sum(per_position) if accepted is None else accepted,
         "accepted_per_position": list(per_position),
-        "passes": metrics.get("num_passes"),
+        "passes": metrics.get("num_passes") or None,  # 0 where another runtime does not tell
     }
 
 
