@@ -13,6 +13,7 @@ namespace paceline {
 
 constexpr int PANEL = 16;  // outputs
 constexpr int NEAR = 4;    // panels that all rows pass before the next ones
+constexpr int FAR = 2;     // weights are fetched into the second cache, so far ahead that the nearest would lose them
 constexpr int TILE = 6;    // rows: with two vectors of outputs they are 12 of the 16 registers of AVX2
 
 enum Format { FLOAT32 = 0, BFLOAT16 = 1 };
@@ -32,8 +33,8 @@ struct Float32 {
         low = load(from + k * PANEL);
         high = load(from + k * PANEL + LANES);
     }
-    void fetch(int64_t k) const { __builtin_prefetch(from + k * PANEL); }
-    static constexpr int AHEAD = 96;  // of k: 6 KiB
+    void fetch(int64_t k) const { __builtin_prefetch(from + k * PANEL, 0, FAR); }
+    static constexpr int AHEAD = 512;  // of k: 32 KiB
 };
 
 struct BFloat16 {
@@ -45,8 +46,8 @@ struct BFloat16 {
         low = bits<f8>(pairs << 16);
         high = bits<f8>(pairs & 0xffff0000u);
     }
-    void fetch(int64_t k) const { __builtin_prefetch(from + k * PANEL); }
-    static constexpr int AHEAD = 192;  // 6 KiB as well
+    void fetch(int64_t k) const { __builtin_prefetch(from + k * PANEL, 0, FAR); }
+    static constexpr int AHEAD = 1024;  // 32 KiB as well
 };
 
 // ROWS rows times PANELS panels; `emit(row, panel, low, high)` gets the sums, panels of a row in ascending order.
