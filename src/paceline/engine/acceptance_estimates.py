@@ -189,10 +189,6 @@ class AcceptanceEstimates:
     def forget(self, seq_id: int) -> None:
         self._requests.pop(seq_id, None)
 
-    def rates(self) -> list[float]:
-        """Of all traffic, by place."""
-        return list(self._rates)
-
     @property
     def doubt(self) -> float:
         """Standard error of the first place's rate."""

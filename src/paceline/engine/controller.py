@@ -118,7 +118,7 @@ class SpeculationController:
         probes: dict[int, int] = {}
         choice = plain(rows, self.costs, others)
         if any(row.most for row in rows) and not self._may_sleep_on(rows):
-            choice, probes = self._decide_for_the_model(rows, others)
+            choice, probes = self._decide_for_the_model(rows, others, choice)
         if isinstance(self.costs, RaggedCosts) and any(row.text for row in rows):
             survivals, rests = self._survivals(rows), self._rest is not None
             choice, texts = with_texts(rows, survivals, choice, self.costs, others=others, probes=probes, rests=rests)
@@ -126,9 +126,12 @@ class SpeculationController:
         self._expected = choice
         self._decided = {row.seq_id: count for row, count in zip(rows, choice.counts, strict=True)}
 
-    def _decide_for_the_model(self, rows: Seq[DraftingRow], others: int) -> tuple[Choice, dict[int, int]]:
-        """What the draft model should do, and which rows (by their index) do it for the sake of news."""
-        before = choice = self._choose(rows, others)
+    def _decide_for_the_model(
+        self, rows: Seq[DraftingRow], others: int, nobody: Choice
+    ) -> tuple[Choice, dict[int, int]]:
+        """What the draft model should do, and which rows (by their index) do it for the sake of news. `nobody`: the
+        choice in which none does."""
+        before = choice = self._choose(rows, others, nobody)
         if not any(choice.counts):
             if self._rest is None and self._trials.goes_first(len(rows), self.costs):
                 self._k = 0
@@ -143,7 +146,7 @@ class SpeculationController:
         elif self._rest is not None:
             self._end_rest()
         if self._rest is None:
-            choice = self._try_plain(rows, choice, others)
+            choice = self._try_plain(rows, choice, nobody)
         self._k = max(before.counts)
         self._is_split = self._k > 0 and any(row.most and not n for row, n in zip(rows, before.counts, strict=True))
         if self._is_split and isinstance(self.costs, PaddedCosts) and choice is before:
@@ -161,7 +164,7 @@ class SpeculationController:
         rest.unchecked += 1
         return True
 
-    def _choose(self, rows: Seq[DraftingRow], others: int) -> Choice:
+    def _choose(self, rows: Seq[DraftingRow], others: int, nobody: Choice) -> Choice:
         """The best; but nobody is sent to rest as long as it may be bad luck, nor called back by good luck alone."""
         survivals = self._survivals(rows)
         rest = self._rest
@@ -169,10 +172,10 @@ class SpeculationController:
             survivals = [self.estimates.wary(survival) for survival in survivals]
         elif self._trials.owes_reading:
             rows = [replace(row, lag=0) for row in rows]
-        best = self._best(rows, survivals, others)
+        best = self._best(rows, survivals, others, nobody)
         if self._rest is None and not any(best.counts):
             hopeful = [self.estimates.hopeful(survival) for survival in survivals]
-            best = self._best(rows, hopeful, others)
+            best = self._best(rows, hopeful, others, nobody)
             if not any(best.counts) and self._is_to_learn(rows):
                 return self._least_drafts(rows, survivals)
         return best
@@ -188,10 +191,9 @@ class SpeculationController:
         choices = padded_choices(rows, survivals, self.costs, self._most)
         return choices[min((k for k in choices if k), default=0)]
 
-    def _best(self, rows: Seq[DraftingRow], survivals: Seq[Seq[float]], others: int) -> Choice:
+    def _best(self, rows: Seq[DraftingRow], survivals: Seq[Seq[float]], others: int, nobody: Choice) -> Choice:
         if isinstance(self.costs, RaggedCosts):
-            best = best_ragged(rows, survivals, self.costs, others=others)
-            nobody = plain(rows, self.costs, others)
+            best = best_ragged(rows, survivals, self.costs, others=others, nobody=nobody)
             return nobody if self._rest is not None and best.rate < _BETTER * nobody.rate else best
         return self._best_padded(rows, survivals, self.costs)
 
@@ -249,7 +251,9 @@ class SpeculationController:
         assert self._rest is not None
         self.reason = "load" if self._pays_alone(rows) else "acceptance"
         usual = [[FIRST_GUESS ** (place + 1) for place in range(self._most)]] * len(rows)
-        self._rest.most_wait = MOST_TEXT_WAIT if any(self._best(rows, usual, 0).counts) else MOST_WAIT
+        self._rest.most_wait = (
+            MOST_TEXT_WAIT if any(self._best(rows, usual, 0, plain(rows, self.costs)).counts) else MOST_WAIT
+        )
 
     def _pays_alone(self, rows: Seq[DraftingRow]) -> bool:
         """Would an average request draft if it had the machine to itself?"""
@@ -272,9 +276,8 @@ class SpeculationController:
         counts = [min(1, row.most) if row.seq_id in rest.probed else 0 for row in rows]
         return Choice(counts, nobody.tokens, nobody.seconds)
 
-    def _try_plain(self, rows: Seq[DraftingRow], choice: Choice, others: int) -> Choice:
+    def _try_plain(self, rows: Seq[DraftingRow], choice: Choice, nobody: Choice) -> Choice:
         """`choice`, or none for the sake of its cost; single rows of a ragged batch may probe."""
-        nobody = plain(rows, self.costs, others)
         if not any(row.is_fixed for row in rows) and self._trials.wants(rows, choice, nobody, self.costs):
             return nobody
         return self._row_rests.with_probes(rows, choice) if isinstance(self.costs, RaggedCosts) else choice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 
@@ -84,23 +85,32 @@ class Departures(msgspec.Struct):
         return Departures(rows, [list(per_row) for _ in rows], [[1.0] * len(per_row) for _ in rows])
 
     def factor(self, num_rows: int, tokens: float) -> float:
-        rows, share = self.rows, tokens / num_rows
+        return self.factors_of(num_rows, (tokens,))[0]
+
+    def factors_of(self, num_rows: int, tokens: Iterable[float]) -> list[float]:
+        """For steps of as many rows."""
+        rows = self.rows
         right = bisect_right(rows, num_rows)
-        below = self._on_line(max(0, right - 1), share)
+        shares = [count / num_rows for count in tokens]
+        below = self._on_line(max(0, right - 1), shares)
         if right in (0, len(rows)) or rows[right - 1] == num_rows:
             return below
         part = math.log(num_rows / rows[right - 1]) / math.log(rows[right] / rows[right - 1])
-        return below + part * (self._on_line(right, share) - below)
+        above = self._on_line(right, shares)
+        return [low + part * (high - low) for low, high in zip(below, above, strict=True)]
 
-    def _on_line(self, index: int, share: float) -> float:
+    def _on_line(self, index: int, shares: Seq[float]) -> list[float]:
         places, factors = self.per_row[index], self.factors[index]
-        right = bisect_right(places, share)
-        if right == 0:
-            return factors[0]
-        if right == len(places):
-            return factors[-1]
-        part = (share - places[right - 1]) / (places[right] - places[right - 1])
-        return factors[right - 1] + part * (factors[right] - factors[right - 1])
+        found = []
+        for share in shares:
+            right = bisect_right(places, share)
+            if right == 0 or right == len(places):
+                found.append(factors[0 if right == 0 else -1])
+            else:
+                left = right - 1
+                part = (share - places[left]) / (places[right] - places[left])
+                found.append(factors[left] + part * (factors[right] - factors[left]))
+        return found
 
     def nearest(self, num_rows: int, tokens: int) -> tuple[int, int]:
         """Indices of the point that speaks for such a step."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts
 
 HORIZON = 64.0  # steps that a decision is expected to hold
+_HOPELESS = 0.75  # of the best rate: further drafts, all of them less likely, do not make up for that
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,11 @@ def plain(rows: Seq[DraftingRow], costs: PaddedCosts | RaggedCosts, others: int 
 
 
 def padded_choices(
-    rows: Seq[DraftingRow], survivals: Seq[Seq[float]], costs: PaddedCosts, most: int, *, lagging: bool = True
+    rows: Seq[DraftingRow], survivals: Seq[Seq[float]], costs: PaddedCosts, most: int
 ) -> dict[int, Choice]:
     """By K, for every captured K from what fixed rows need to `most`. survivals[row][j-1] = S_j."""
     positions = sum(row.positions for row in rows)
-    lag = sum(row.lag for row in rows if row.most) if lagging else 0
+    lag = sum(row.lag for row in rows if row.most)
     catching_up = costs.catch_up(lag) / HORIZON
     choices = {0: plain(rows, costs)}
     able = sum(row.most > 0 for row in rows)
@@ -129,9 +130,15 @@ def split_choices(
 
 
 def best_ragged(
-    rows: Seq[DraftingRow], survivals: Seq[Seq[float]], costs: RaggedCosts, *, others: int = 0, lagging: bool = True
+    rows: Seq[DraftingRow],
+    survivals: Seq[Seq[float]],
+    costs: RaggedCosts,
+    *,
+    others: int = 0,
+    nobody: Choice | None = None,
 ) -> Choice:
-    """The best set of drafts; `plain` if no draft pays. `others`: tokens of rows that prefill in the same step."""
+    """The best set of drafts; `plain` if no draft pays. `others`: tokens of rows that prefill in the same step.
+    `nobody`: that plain choice, where it is known."""
     entries = sorted(
         (
             (not row.is_fixed, -survivals[index][place], place, index)
@@ -140,12 +147,17 @@ def best_ragged(
         )
     )
     fixed = sum(row.most for row in rows if row.is_fixed)
-    scan = _Scan(rows, costs, others, lagging=lagging, num_drafts=len(entries))
-    least = max((row.most for row in rows if row.is_fixed), default=0)
-    deepest = max((row.most for row in rows), default=0)
-    found = [plain(rows, costs, others)] * (not fixed)
-    shallowest = max(1, least) if len(rows) > 1 else deepest  # the sets of one row are prefixes of the longest
-    found += [scan.best(entries, depth, fixed) for depth in range(shallowest, deepest + 1) if depth]
+    found = [] if fixed else [nobody or plain(rows, costs, others)]
+    if not entries:
+        return found[0]
+    scan = _Scan(rows, costs, others, len(entries))
+    shallowest = max([1, *(row.most for row in rows if row.is_fixed)])
+    depth = max(row.most for row in rows)
+    while depth >= shallowest:
+        best = scan.best(entries, depth, fixed)
+        found.append(best)
+        # Leaving out places that are not taken anyway changes little; the sets of one row are prefixes of the longest.
+        depth = min(depth, max(best.counts) or depth) - 1 if len(rows) > 1 else 0
     found += scan.evens(survivals) if len(rows) > 1 else []
     return max(found, key=lambda choice: choice.rate)
 
@@ -153,45 +165,48 @@ def best_ragged(
 class _Scan:
     """Adds drafts one by one and keeps the step's cost up to date. Costs are looked up once a size."""
 
-    def __init__(
-        self, rows: Seq[DraftingRow], costs: RaggedCosts, others: int, *, lagging: bool, num_drafts: int
-    ) -> None:
+    def __init__(self, rows: Seq[DraftingRow], costs: RaggedCosts, others: int, num_drafts: int) -> None:
         positions, count = sum(row.positions for row in rows), len(rows)
         self._rows = rows
-        self._verify = [costs.verifying(count, others + more, positions) for more in range(num_drafts + 1)]
+        self._verify = costs.verifying_each(count, range(others, others + num_drafts + 1), positions)
         self._padding = costs.padding_seconds
         self._draft = [0.0, *(costs.draft(size) for size in range(1, 2 * count + 1))]
-        self._lag = [0.0] * count
-        if lagging:
-            self._lag = [
-                (costs.draft(2 + row.lag) - costs.draft(2)) / row.spell if row.lag and row.most else 0.0 for row in rows
-            ]
+        self._lag = [
+            (costs.draft(2 + row.lag) - costs.draft(2)) / row.spell if row.lag and row.most else 0.0 for row in rows
+        ]
+        self._by_text = [row.by_text for row in rows]
 
     def best(self, entries: Seq[tuple[bool, float, int, int]], depth: int, fixed: int) -> Choice:
         """The best prefix of `entries` (.., -S, place, row), leaving out places from `depth` on; at least `fixed`."""
-        draft, verify, lag = self._draft, self._verify, self._lag
+        draft, verify, lag, padding, by_text = self._draft, self._verify, self._lag, self._padding, self._by_text
         active = [0] * depth
-        num_rows, deepest = len(self._rows), 0
-        tokens, drafting, taken = float(num_rows), 0.0, 0
+        num_rows, deepest, taken = len(self._rows), 0, 0
+        tokens, drafting = float(num_rows), 0.0
         best_rate, best_taken, best = 0.0 if fixed else tokens / verify[0], 0, (tokens, verify[0])
         order: list[int] = []
         for _, lost, place, row in entries:
             if place >= depth:
                 continue
-            if not self._rows[row].by_text:
-                reads = 2 if place == 0 else 1
-                drafting += draft[reads * (active[place] + 1)] - draft[reads * active[place]]
+            if not by_text[row]:
+                makes = active[place]
+                active[place] = makes + 1
                 if place == 0:
-                    drafting += lag[row]
-                active[place] += 1
+                    drafting += draft[2 * makes + 2] - draft[2 * makes] + lag[row]
+                else:
+                    drafting += draft[makes + 1] - draft[makes]
             taken += 1
             tokens -= lost  # -S
             order.append(row)
-            deepest = max(deepest, place + 1)
-            seconds = verify[taken] + drafting + self._padding * (num_rows * deepest - taken)
-            if taken >= fixed and tokens > best_rate * seconds:
-                best_rate, best_taken, best = tokens / seconds, taken, (tokens, seconds)
-        counts = [0] * len(self._rows)
+            if place >= deepest:
+                deepest = place + 1
+            if taken < fixed:
+                continue
+            rate = tokens / (verify[taken] + drafting + padding * (num_rows * deepest - taken))
+            if rate > best_rate:
+                best_rate, best_taken, best = rate, taken, (tokens, tokens / rate)
+            elif rate < _HOPELESS * best_rate:
+                break
+        counts = [0] * num_rows
         for row in order[:best_taken]:
             counts[row] += 1
         return Choice(counts, *best)

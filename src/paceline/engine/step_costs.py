@@ -192,6 +192,13 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
         parts = self.verify(tokens) + own
         return parts * self.departures.factor(num_rows, tokens) + padded * self.padding_seconds
 
+    def verifying_each(self, num_rows: int, more_tokens: range, positions: float) -> list[float]:
+        """`verifying` without padding, for each of consecutive numbers of tokens."""
+        own = max(0.0, num_rows * self.row_seconds + (positions - num_rows * self.context) * self.target_position)
+        sizes = range(num_rows + more_tokens.start, num_rows + more_tokens.stop)
+        factors = self.departures.factors_of(num_rows, sizes)
+        return [(self.verify(size) + own) * factor for size, factor in zip(sizes, factors, strict=True)]
+
     def drafting(self, active: Seq[int], lag: int = 0) -> float:
         if not active or not active[0]:
             return 0.0
