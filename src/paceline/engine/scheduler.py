@@ -29,8 +29,9 @@ from dataclasses import dataclass
 
 from paceline.engine.block_manager import BlockManager
 from paceline.engine.draft_choice import DraftChoice, InFlight
+from paceline.engine.row_planning import Budget, RowPlanner, ahead, known
 from paceline.engine.stopping import find_ending
-from paceline.plan import MAX_SCORED_TOKENS, RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
+from paceline.plan import RowPlan, RowResult, StepPlan, StepResult, TokenLogprobs
 from paceline.sequence import FinishReason, Sequence, SequenceStatus
 
 
@@ -46,15 +47,6 @@ class Update:
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     is_refusal: bool = False  # the error is the request's own
-
-
-@dataclass(slots=True)
-class _Budget:
-    """Tokens left in this step for each model, and prompt tokens that may still be scored."""
-
-    target: int
-    draft: int
-    scored: int = MAX_SCORED_TOKENS
 
 
 class Scheduler:
@@ -76,6 +68,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._keep_history = keep_history
+        self._planner = RowPlanner(drafts, keep_history=keep_history)
         self._under_way: deque[InFlight] = deque()  # steps submitted and not committed, at most two
         self._step_id = 0
 
@@ -111,7 +104,7 @@ class Scheduler:
         """Plan the next step; None when nothing can run."""
         assert not self._under_way, "the previous step has not been committed"
         self.drafts.choose(self.running, {}, self._max_num_batched_tokens)
-        budget = _Budget(self._max_num_batched_tokens, self._max_num_batched_tokens)
+        budget = Budget(self._max_num_batched_tokens, self._max_num_batched_tokens)
         rows: dict[int, RowPlan] = {}
         preempted = self._plan_running(rows, budget)
         if not preempted:
@@ -144,10 +137,10 @@ class Scheduler:
         for place, (sequence, row) in enumerate(self._under_way[0].values()):
             if sequence.status is not SequenceStatus.RUNNING or sequence.num_remaining_tokens <= 1:
                 continue
-            ahead = self._row_ahead(sequence, row, place)
-            if ahead is None:
+            following = self._row_ahead(sequence, row, place)
+            if following is None:
                 return None
-            rows.append((sequence, ahead))
+            rows.append((sequence, following))
         return self._start(rows) if rows else None
 
     def _row_ahead(self, sequence: Sequence, row: RowPlan, place: int) -> RowPlan | None:
@@ -159,36 +152,9 @@ class Scheduler:
             return None
         if not self.blocks.reserve(sequence, most + drafts):
             return None
-        return RowPlan(
-            seq_id=sequence.seq_id,
-            block_table=list(sequence.block_table),
-            start=row.num_committed_tokens,
-            token_ids=[],
-            num_draft_tokens=drafts,
-            num_output_tokens=sequence.num_output_tokens + 1,
-            source=place,
-            draft_limit=limit,
-            sampling=sequence.sampling,
-        )
+        return ahead(sequence, row, place, drafts=drafts, limit=limit)
 
-    def _known(self, sequence: Sequence, row: RowPlan) -> RowPlan:
-        """`row`, which followed a step that is committed now, as it was in truth."""
-        n = sequence.num_tokens
-        drafts = max(0, min(row.num_draft_tokens, row.draft_limit - n))
-        return RowPlan(
-            seq_id=row.seq_id,
-            block_table=row.block_table,
-            start=n - 1,
-            token_ids=sequence.token_ids[-1:],
-            draft_start=max(0, n - 2) if drafts else 0,
-            draft_chunk=sequence.token_ids[-2:] if drafts else [],
-            num_draft_computed_tokens=sequence.num_draft_computed_tokens,
-            num_draft_tokens=drafts,
-            num_output_tokens=sequence.num_output_tokens,
-            sampling=row.sampling,
-        )
-
-    def _plan_running(self, rows: dict[int, RowPlan], budget: _Budget) -> bool:
+    def _plan_running(self, rows: dict[int, RowPlan], budget: Budget) -> bool:
         before = self.num_preemptions
         to_come = len(self.running)
         for sequence in list(self.running):
@@ -204,7 +170,7 @@ class Scheduler:
     def _can_admit(self) -> bool:
         return bool(self.waiting) and len(self.running) < self._max_num_seqs
 
-    def _plan_row(self, sequence: Sequence, budget: _Budget, allowed: int) -> RowPlan | None:
+    def _plan_row(self, sequence: Sequence, budget: Budget, allowed: int) -> RowPlan | None:
         """Plan one running sequence within `allowed` target tokens, preempting others if it must."""
         chunk = min(sequence.num_tokens - sequence.num_computed_tokens, allowed)
         if sequence.wants_prompt_logprobs:
@@ -214,72 +180,12 @@ class Scheduler:
             victim = self._preempt_youngest()
             if victim is sequence:
                 return None
-        drafts = min(self._drafts_behind(sequence, end, budget), allowed - chunk)
+        drafts = min(self._planner.drafts_behind(sequence, end, budget), allowed - chunk)
         if not self.blocks.reserve(sequence, end + drafts):
             drafts = min(drafts, self.blocks.capacity(sequence) - end)
-        return self._row(sequence, end, drafts, budget)
+        return self._planner.row(sequence, end, drafts, budget)
 
-    def _drafts_behind(self, sequence: Sequence, end: int, budget: _Budget) -> int:
-        """Drafts wanted behind `end`: none while prefilling, or while the draft cannot catch up in one step.
-
-        The first token of an answer is never drafted, even where the prefix cache holds the prompt: a step without
-        drafts uses other random numbers, and a seed must give one text whether its prompt is cached or not.
-        """
-        if sequence.num_output_tokens == 0:
-            return 0
-        if end < sequence.num_tokens or sequence.num_computed_tokens < sequence.num_tokens - 1:
-            return 0
-        behind = end - sequence.num_draft_computed_tokens
-        if self.drafts.policy.has_draft_model and behind > budget.draft and not self.drafts.text(sequence):
-            return 0
-        return self.drafts.wanted(sequence)
-
-    def _row(self, sequence: Sequence, end: int, drafts: int, budget: _Budget) -> RowPlan:
-        start = sequence.num_computed_tokens
-        scored = sequence.prompt_token_ids[start + 1 : end + 1] if sequence.wants_prompt_logprobs else []
-        budget.scored -= len(scored)
-        text = self.drafts.text(sequence)[:drafts]
-        draft_start, draft_end = (0, 0) if text else self._draft_span(sequence, end, drafts, budget)
-        budget.target -= end - start + drafts
-        budget.draft -= draft_end - draft_start
-        return RowPlan(
-            seq_id=sequence.seq_id,
-            block_table=list(sequence.block_table),
-            start=start,
-            token_ids=sequence.token_ids[start:end],
-            draft_start=draft_start,
-            draft_chunk=sequence.token_ids[draft_start:draft_end],
-            num_draft_computed_tokens=sequence.num_draft_computed_tokens,
-            num_draft_tokens=drafts,
-            text_drafts=text,
-            emits=end == sequence.num_tokens,
-            num_output_tokens=sequence.num_output_tokens,
-            scored_token_ids=scored,
-            history=sequence.token_ids if self._wants_history(sequence, end == sequence.num_tokens, drafts) else None,
-            sampling=sequence.sampling,
-        )
-
-    def _wants_history(self, sequence: Sequence, emits: bool, drafts: int) -> bool:
-        return (emits and sequence.sampling.needs_history) or (self._keep_history and drafts > 0)
-
-    def _draft_span(self, sequence: Sequence, end: int, drafts: int, budget: _Budget) -> tuple[int, int]:
-        """Positions that the draft reads before it proposes.
-
-        With drafts: from its watermark to the end, and always the last two, so that no branch is needed
-        after a step in which everything was accepted. Without: along with a prefill chunk, as far as its
-        budget goes, if this sequence is going to draft at all; else nothing.
-        """
-        mark = sequence.num_draft_computed_tokens
-        if not self.drafts.policy.has_draft_model:
-            return 0, 0
-        if drafts:
-            return max(0, min(mark, end - 2)), end
-        catching_up = sequence.num_computed_tokens < sequence.num_tokens - 1 or end - mark > budget.draft
-        if not catching_up or not self.drafts.reads_along(sequence):
-            return 0, 0
-        return mark, max(mark, min(end, mark + budget.draft))
-
-    def _admit_waiting(self, rows: dict[int, RowPlan], budget: _Budget) -> None:
+    def _admit_waiting(self, rows: dict[int, RowPlan], budget: Budget) -> None:
         while self._can_admit() and budget.target > 0:
             sequence = self.waiting[0]
             # Every running sequence may need a block soon: without room for that the newcomer would be
@@ -323,7 +229,7 @@ class Scheduler:
         for following in self._under_way:
             for seq_id, (sequence, plan) in following.items():
                 if sequence.status is SequenceStatus.RUNNING:
-                    following[seq_id] = (sequence, self._known(sequence, plan))
+                    following[seq_id] = (sequence, known(sequence, plan))
         return updates
 
     def _commit_row(self, sequence: Sequence, plan: RowPlan, result: RowResult) -> Update:
