@@ -129,8 +129,9 @@ class AcceptanceEstimates:
         self._has_news = False
         self._watch = TrafficWatch(most) if turns_together else None
 
-    def record(self, seq_id: int | None, num_drafted: int, num_accepted: int) -> None:
-        """The outcome of one pass; a row without drafts is none. `seq_id` None: for all traffic alone."""
+    def record(self, seq_id: int | None, num_drafted: int, num_accepted: int, expected: float | None = None) -> None:
+        """The outcome of one pass; a row without drafts is none. `seq_id` None: for all traffic alone. `expected`: what
+        the chance of its first draft was thought to be; None: that of all traffic."""
         if num_drafted == 0:
             return
         self._has_news = True
@@ -141,7 +142,7 @@ class AcceptanceEstimates:
         if seq_id is not None:
             self._record_request(seq_id, tried, num_accepted)
         if self._watch is not None:
-            self._watch.record(tried, num_accepted)
+            self._watch.record(tried, num_accepted, self._rates[0] if expected is None else expected)
 
     def _record_request(self, seq_id: int, tried: int, num_accepted: int) -> None:
         request = self._requests.setdefault(seq_id, _Request())
@@ -149,15 +150,25 @@ class AcceptanceEstimates:
         for place in range(tried):
             request.add(place, self._rates[place], place < num_accepted)
 
-    def end_step(self) -> None:
-        """After all rows of a step are recorded: older steps count less, and the rates of all traffic are new."""
+    def end_step(self) -> bool:
+        """After all rows of a step are recorded: older steps count less, and the rates of all traffic are new. True:
+        it has turned, and nothing that was known of it or of a request holds."""
         if not self._has_news:
-            return
+            return False
         self._has_news = False
-        if self._watch is not None and (step := self._watch.end_step(self._rates[0])) is not None:
-            self._wins, self._tries = step
-            self._first_guess = (self._wins[0] + 1.0) / (self._tries[0] + 2.0)
-            self._requests.clear()
+        has_turned = self._watch is not None and self._has_turned(self._watch)
+        self._learn()
+        return has_turned
+
+    def _has_turned(self, watch: TrafficWatch) -> bool:
+        if (step := watch.end_step()) is None:
+            return False
+        self._wins, self._tries = step
+        self._first_guess = (self._wins[0] + 1.0) / (self._tries[0] + 2.0)
+        self._requests.clear()
+        return True
+
+    def _learn(self) -> None:
         before, strength = self._first_guess, _GUESS_STRENGTH
         if self._tries[0]:
             before += _GUESS_RATE * (self._wins[0] / self._tries[0] - before)

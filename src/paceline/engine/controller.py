@@ -72,6 +72,7 @@ class SpeculationController:
         self._most = most
         self._k = 0  # of the last decision
         self._decided: dict[int, int] = {}
+        self._chances: dict[int, float] = {}  # that a row's first draft is kept, as was thought in the last decision
         self._by_text: frozenset[int] = frozenset()
         self._expected: Choice | None = None
         self._under_way: deque[Choice | None] = deque()
@@ -167,6 +168,7 @@ class SpeculationController:
     def _choose(self, rows: Seq[DraftingRow], others: int, nobody: Choice) -> Choice:
         """The best; but nobody is sent to rest as long as it may be bad luck, nor called back by good luck alone."""
         survivals = self._survivals(rows)
+        self._chances = {row.seq_id: survival[0] for row, survival in zip(rows, survivals, strict=True)}
         rest = self._rest
         if rest is not None and rest.num_probes and len(rows) >= _SAME_LOAD * rest.begun_with:
             survivals = [self.estimates.wary(survival) for survival in survivals]
@@ -236,6 +238,7 @@ class SpeculationController:
         self._trials.stop()
         if isinstance(self.costs, PaddedCosts) and len(rows) > _FEW_ROWS:
             self.estimates.pool([row.seq_id for row in rows])  # a probe of some rows must speak for the others
+            self._spread = self._spread and RequestSpread()
         self.estimates.grow_old()
         self._judge_rest(rows)
         if self._next_wait == LEAST_WAIT and (self.reason == "acceptance" or len(rows) <= _FEW_ROWS):
@@ -298,7 +301,7 @@ class SpeculationController:
         captured: bool = False,
     ) -> None:
         """A step is committed. `is_typical`: its rows decoded, all of them, and no draft had to catch up."""
-        expected = self._under_way.popleft() if self._under_way else None
+        choice = self._under_way.popleft() if self._under_way else None
         judged_together = self._judges_together(len(outcomes))
         for outcome in outcomes:
             seq_id = None if judged_together else outcome.seq_id
@@ -307,11 +310,13 @@ class SpeculationController:
                 if self._spread is not None:
                     tried = min(outcome.num_made, outcome.num_accepted + 1, self._most)
                     self._spread.record(outcome.seq_id, tried, outcome.num_accepted)
-                self.estimates.record(seq_id, outcome.num_made, outcome.num_accepted)
+                expected = self._chances.get(outcome.seq_id)
+                self.estimates.record(seq_id, outcome.num_made, outcome.num_accepted, expected)
                 self._wins_and_passes[0] += outcome.num_accepted > 0
                 self._wins_and_passes[1] += 1
-        self.estimates.end_step()
-        self._count(outcomes, expected, draft_seconds + other_seconds)
+        if self.estimates.end_step() and self._spread is not None:
+            self._spread.start_anew(self.estimates.survival(None)[0])
+        self._count(outcomes, choice, draft_seconds + other_seconds)
         if is_typical and outcomes and captured == isinstance(self.costs, PaddedCosts):
             self._refresh(outcomes, draft_seconds, other_seconds)
         self._age_rest(draft_seconds + other_seconds, has_drafted=any(outcome.num_made for outcome in outcomes))

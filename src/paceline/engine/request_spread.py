@@ -63,5 +63,10 @@ class RequestSpread:
         mean = sum(weight * record.rate for weight, record in zip(weights, known, strict=True)) / sum(weights)
         return [min(HIGHEST, mean + spread / (spread + luck / r.tries) * (r.rate - mean)) if r else mean for r in found]
 
+    def start_anew(self, rate: float) -> None:
+        """All traffic has turned: every request is taken to be at `rate`, until it shows otherwise."""
+        for record in self._records.values():
+            record.won, record.tries = rate * _ENOUGH, _ENOUGH
+
     def forget(self, seq_id: int) -> None:
         self._records.pop(seq_id, None)
