@@ -199,5 +199,5 @@ def test_a_report_says_whose_clock_it_was() -> None:
     ]
     kernel, own, late = notes(Reads(10, 0, 0, 900), Reads(1_000, 4, 3, 40_000))
     assert kernel.startswith("on: Times of arrival are the kernel's")
-    assert own.startswith("off: times of arrival are this client's own in 4 of 1,000 cases,")
+    assert own.startswith("off: times of arrival are this client's own for 4 of 1,000 pieces of data,")
     assert late.startswith("off: 3 of 1,000 times this client read more than 10 ms after")

@@ -28,6 +28,12 @@ from paceline.errors import ConfigurationError
 NOBODY = "http://127.0.0.1:9"  # discard: no server of any test
 
 
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages and pictures take seconds, and are not what these tests are about."""
+    monkeypatch.setattr("paceline.bench.page.renderers.write_report", lambda results, folder: ([], []))
+
+
 # A gain is named by what is gained
 
 
@@ -98,6 +104,7 @@ def test_a_field_that_the_benchmark_would_overwrite_is_refused(fields: Json, sai
         ServeOptions(**{"servers": {"a": "http://h:1"}} | fields)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_fields_that_are_not_refused_are_sent(tmp_path: Path) -> None:
     extra = {"cache_salt": "mine", "speculation": {"proposer": "ngram"}, "logprobs": True, "top_p": 0.5}
 
@@ -183,6 +190,7 @@ def test_a_length_beyond_the_model_s_is_refused_before_anything_is_asked(tmp_pat
     assert {path for path, _, _ in seen} == {"/v1/models"}
 
 
+@pytest.mark.usefixtures("no_report")
 def test_one_server_under_two_names_is_said(tmp_path: Path) -> None:
     with canned_server(speculating) as (address, _):
         other = address.replace("127.0.0.1", "localhost")
@@ -192,7 +200,7 @@ def test_one_server_under_two_names_is_said(tmp_path: Path) -> None:
              "--num-prompts", "2", "--seeds", "0", "--warmup", "0", "--out", str(tmp_path / "out")],
         )  # fmt: skip
     assert run.exit_code == 0, run.output
-    assert "a and b are one server: what lies between them" in (tmp_path / "out" / "report.md").read_text()
+    assert "a and b are one server: what lies between them" in (tmp_path / "out" / "requests.jsonl").read_text()
     assert "Give each a name of its own" in bench_says("serve", "--url", f"a={NOBODY}", "--url", "a=http://h:1")
 
 
@@ -216,12 +224,6 @@ def test_logprobs_are_asked_for_as_the_endpoint_takes_them_and_tried_first(tmp_p
             )
             assert "--count logprobs: small cannot be counted so (its chunks carry no log-probabilities)" in said
     assert len([path for path, _, _ in seen if path.endswith("completions")]) == 4
-
-
-def test_a_document_of_bench_offline_is_named(tmp_path: Path) -> None:
-    (tmp_path / "off.json").write_text('{"benchmark": "offline", "results": []}')
-    said = bench_says("report", str(tmp_path / "off.json"), "--out", str(tmp_path / "out"))
-    assert "is a document of paceline bench offline" in said
 
 
 # Prompts

@@ -285,7 +285,7 @@ def test_guidellm_results_are_read(tmp_path: Path, strategy: dict[str, Any], loa
         ("{}", "no result"),
         ("", "is empty"),
         ("{", "not JSON"),
-        ('{"benchmark": "offline", "results": []}', "no result"),
+        ('{"benchmark": "offline", "results": []}', "is a document of paceline bench offline"),
         (json.dumps(VLLM | {"total_output_tokens": None}), "not like one of this version"),
         ('{"benchmark": "serve", "cases": []}', "not like one of this version"),
     ],
