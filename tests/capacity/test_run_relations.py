@@ -23,6 +23,14 @@ def test_recorded_documents_are_sound(path: Path) -> None:
     assert read_measurement(path, GPUS).cases
 
 
+def test_a_number_that_is_none_is_named_as_such(tmp_path: Path) -> None:
+    content = copy.deepcopy(RUN)
+    content["options"]["sweep"]["seed"] = float("nan")
+    (tmp_path / "run.json").write_text(json.dumps(content, indent=1))
+    with pytest.raises(ConfigurationError, match="cannot be read as JSON: it holds NaN, which is no finite number"):
+        read_measurement(tmp_path / "run.json", GPUS)
+
+
 @pytest.mark.parametrize(
     ("part", "change", "said"),
     [

@@ -202,6 +202,17 @@ def test_figures_beside_their_raw_file_are_derived_anew(tmp_path: Path, own: Jso
     assert read_results(tmp_path).cases == found.cases  # of a run that was killed
 
 
+def test_a_number_that_is_none_is_named_as_such(tmp_path: Path, own: Json) -> None:
+    """And not as whatever the parser meets where it tries the lines one by one."""
+    own["options"]["seeds"] = [float("nan")]
+    (tmp_path / "bench.json").write_text(json.dumps(own, indent=1))
+    with pytest.raises(ConfigurationError, match="is not JSON: it holds NaN, which is no finite number"):
+        read_results(tmp_path / "bench.json")
+    (tmp_path / "lines.json").write_text(json.dumps(VLLM) + "\n" + json.dumps(VLLM | {"duration": float("inf")}))
+    with pytest.raises(ConfigurationError, match="it holds Infinity, which is no finite number"):
+        read_results(tmp_path / "lines.json")
+
+
 def test_what_a_break_even_says_is_derived_from_the_gains(tmp_path: Path, own: Json) -> None:
     words = own["break_even"][0]["words"]
     own["break_even"][0] |= {"words": "on is always better", "users": 9e9}

@@ -89,7 +89,7 @@ def _document(path: Path) -> dict[str, Any]:
     if not text:
         raise ConfigurationError(f"--calibration '{path}' cannot be read as JSON: it is empty.")
     try:
-        content = json.loads(text if text.startswith("{\n") else text.splitlines()[-1])
+        content = json.loads(text if text.startswith("{\n") else text.splitlines()[-1], parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"--calibration '{path}' cannot be read as JSON: {error}.") from None
     if not isinstance(content, dict) or content.get("benchmark") != "offline":
@@ -97,6 +97,10 @@ def _document(path: Path) -> dict[str, Any]:
             f"--calibration '{path}' is no document of 'paceline bench offline': its field benchmark is not 'offline'."
         )
     return content
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"it holds {word}, which is no finite number")
 
 
 def _parse(content: dict[str, Any], path: Path, gpus: Mapping[str, Gpu], gpu: Gpu | None) -> Measurement:

@@ -149,17 +149,18 @@ def _in_words(error: Exception) -> str:
 
 def _objects(path: Path, text: str) -> list[Any]:
     """One JSON document, or one a line (vllm bench serve --append-result)."""
+    if not text.strip():
+        raise ConfigurationError(f"{path} is empty.")
     try:
         return [_load(text)]
-    except (ValueError, RecursionError):
-        pass
-    try:
-        found = [_load(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is not JSON: {error}.") from None
-    if not found:
-        raise ConfigurationError(f"{path} is empty.")
-    return found
+        problem = error
+    if isinstance(problem, json.JSONDecodeError) and problem.msg == "Extra data":  # another document behind the first
+        try:
+            return [_load(line) for line in text.splitlines() if line.strip()]
+        except (ValueError, RecursionError) as error:
+            problem = error
+    raise ConfigurationError(f"{path} is not JSON: {problem}.")
 
 
 def _load(text: str) -> Any:
@@ -170,5 +171,5 @@ def _load(text: str) -> Any:
 def _finite(word: str) -> float:
     value = float(word)
     if not isfinite(value):
-        raise ValueError(f"{word} is not a finite number")
+        raise ValueError(f"it holds {word}, which is no finite number")
     return value
