@@ -238,7 +238,8 @@ class SpeculationController:
         self._trials.stop()
         if isinstance(self.costs, PaddedCosts) and len(rows) > _FEW_ROWS:
             self.estimates.pool([row.seq_id for row in rows])  # a probe of some rows must speak for the others
-            self._spread = self._spread and RequestSpread()
+            if self._spread is not None:
+                self._spread.forget_all()
         self.estimates.grow_old()
         self._judge_rest(rows)
         if self._next_wait == LEAST_WAIT and (self.reason == "acceptance" or len(rows) <= _FEW_ROWS):

@@ -36,6 +36,7 @@ class _Record:
 class RequestSpread:
     def __init__(self) -> None:
         self._records: dict[int, _Record] = {}
+        self._are_alike = False  # when last known: newcomers are no reason to ask again
 
     def record(self, seq_id: int, num_tried: int, num_accepted: int) -> None:
         """One pass. num_tried: drafts up to the first that was lost, itself included."""
@@ -44,8 +45,9 @@ class RequestSpread:
         record.tries = record.tries * _MEMORY + num_tried
 
     def knows_enough(self, seq_ids: Iterable[int]) -> bool:
-        """To tell whether these differ."""
-        return median_low(r.tries if (r := self._records.get(i)) else 0.0 for i in seq_ids) >= _ENOUGH
+        """To tell whether these differ; or requests did not when last they were known."""
+        tries = (record.tries if (record := self._records.get(i)) else 0.0 for i in seq_ids)
+        return self._are_alike or median_low(tries) >= _ENOUGH
 
     def rates(self, seq_ids: Iterable[int]) -> list[float]:
         """P(a draft is kept | those before it are) of each; []: they are alike, as far as is known."""
@@ -57,6 +59,8 @@ class RequestSpread:
         pooled = sum(record.won for record in known) / tries
         luck = max(_LEAST, pooled * (1.0 - pooled))  # of one try
         spread = sum(r.tries * (r.rate - pooled) ** 2 - luck for r in known) / tries
+        if tries >= _ENOUGH * len(found):
+            self._are_alike = spread <= 0.0
         if spread <= 0.0:
             return []
         weights = [1.0 / (spread + luck / record.tries) for record in known]
@@ -67,6 +71,10 @@ class RequestSpread:
         """All traffic has turned: every request is taken to be at `rate`, until it shows otherwise."""
         for record in self._records.values():
             record.won, record.tries = rate * _ENOUGH, _ENOUGH
+
+    def forget_all(self) -> None:
+        """A batch rests: what was known of its requests is no longer asked for."""
+        self._records.clear()
 
     def forget(self, seq_id: int) -> None:
         self._records.pop(seq_id, None)
