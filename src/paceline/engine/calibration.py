@@ -32,7 +32,7 @@ _EAGER_ROWS = (1, 8, 32, 4, 2, 16, 64, 128)  # the range first, should time be s
 _MOST_TOKENS = 64  # of a step with more than one draft a row: longer ones take the time of many, and never pay
 _PADDED_ROWS = 8
 _FIRST_ID = 1 << 48  # of sequences that do not exist
-_LAG, _MORE_LAG = 16, 256
+_LAG, _MORE_LAG = 8, 256
 _NEVER = 1e3  # seconds of a step that is over the budget of tokens: it is never planned
 
 

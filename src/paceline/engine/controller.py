@@ -23,13 +23,22 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from paceline.engine.acceptance_estimates import FIRST_GUESS, AcceptanceEstimates, scaled, steady_survival
+from paceline.engine.acceptance_estimates import FIRST_GUESS, HIGHEST, AcceptanceEstimates, scaled, steady_survival
 from paceline.engine.draft_or_text import with_texts
-from paceline.engine.goodput import Choice, DraftingRow, best_ragged, padded_choices, plain, split_choices
+from paceline.engine.goodput import HORIZON, Choice, DraftingRow, best_ragged, padded_choices, plain, split_choices
 from paceline.engine.hearings import Hearings
 from paceline.engine.plain_trials import PlainTrials
 from paceline.engine.request_spread import RequestSpread
-from paceline.engine.rests import EARLY_WAIT, LEAST_WAIT, MOST_TEXT_WAIT, MOST_WAIT, Rest, RowRests, affordable
+from paceline.engine.rests import (
+    EARLY_WAIT,
+    LEAST_WAIT,
+    MOST_TEXT_WAIT,
+    MOST_WAIT,
+    PROBE_SHARE,
+    Rest,
+    RowRests,
+    affordable,
+)
 from paceline.engine.spells import Spells
 from paceline.engine.statistics import SpeculationChoices
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
@@ -183,10 +192,19 @@ class SpeculationController:
         return best
 
     def _is_to_learn(self, rows: Seq[DraftingRow]) -> bool:
-        """Half of the rows may be worth drafting, and it is not known yet which."""
-        if self._spread is None or not self._judges_together(len(rows)):
+        """It is not known yet which half of the rows drafts better, and it would pay if one did as well as it can, at
+        this mean; and no draft has much to read first."""
+        costs = self.costs
+        if self._spread is None or not isinstance(costs, PaddedCosts) or not self._judges_together(len(rows)):
             return False
-        return not self._spread.knows_enough(row.seq_id for row in rows if row.most)
+        able = [row for row in rows if row.most]
+        nobody = plain(rows, costs)
+        if costs.catch_up(sum(row.lag for row in able)) > PROBE_SHARE * HORIZON * nobody.seconds:
+            return False
+        if self._spread.knows_enough(row.seq_id for row in able):
+            return False
+        most_unlike = [steady_survival(min(2.0 * self.estimates.survival(None)[0], HIGHEST), self._most)] * len(rows)
+        return any(c.rate > _BETTER * nobody.rate for c in split_choices(rows, most_unlike, costs, self._most).values())
 
     def _least_drafts(self, rows: Seq[DraftingRow], survivals: Seq[Seq[float]]) -> Choice:
         assert isinstance(self.costs, PaddedCosts)

@@ -20,7 +20,8 @@ from paceline.engine.acceptance_estimates import HIGHEST
 
 _MEMORY = 0.97  # of a request, a pass
 _LEAST = 0.01  # variance of one try: drafts that are always taken say little of the next one
-_ENOUGH = 6.0  # tries of most requests, after which it is known whether they differ
+_ENOUGH = 8.0  # tries of most requests, after which it is known whether they differ
+_ANEW = 6.0  # tries that what is thought of all requests weighs once traffic has turned
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.kernels.attention_reference import attention_reference
 from paceline.kernels.paged_attention import attend_tile, block_of
 from paceline.kernels.triton_support import (
-    jit,
+    jit_for_any,
     launch_options,
     let_next_start,
     runs_triton,
@@ -29,6 +29,7 @@ from paceline.kernels.triton_support import (
 )
 
 _LOG2_E = 1.4426950408889634
+_LEAST_ROWS = 128  # that a program is compiled for: one for each power of two would be compiled while requests wait
 
 
 class Tile(NamedTuple):
@@ -51,7 +52,7 @@ def tile_for(rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
     return _HUGE if head_dim > 64 and rows >= 8 * _HUGE.rows else _LARGE
 
 
-@jit
+@jit_for_any("num_rows", "table_stride")
 def _prefill_kernel(
     q, kv, block_tables, query_starts, kv_lens, out,
     token_stride, head_stride, block_stride, slot_stride, value_offset, table_stride,
@@ -164,7 +165,7 @@ def prefill_attention(
         num_heads, num_rows, softmax_scale * k_scale * _LOG2_E, v_scale,
         GROUP=group, D=head_dim, BLOCK_SIZE=kv_layer.shape[1], WINDOW=window or 0,
         BLOCK_Q=block_q, BLOCK_M=block_m, BLOCK_D=triton.next_power_of_2(head_dim), BLOCK_N=tile.keys,
-        BLOCK_R=triton.next_power_of_2(num_rows), STAGES=tile.stages,
+        BLOCK_R=max(_LEAST_ROWS, triton.next_power_of_2(num_rows)), STAGES=tile.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32", **launch_options(q, num_warps=tile.warps),
     )  # fmt: skip
     return out

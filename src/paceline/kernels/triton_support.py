@@ -39,6 +39,12 @@ def jit(function: Callable[..., Any]) -> Any:
     return function if triton is None else triton.jit(function)
 
 
+def jit_for_any(*names: str) -> Callable[[Callable[..., Any]], Any]:
+    """The same; the integer arguments of these names differ from call to call, and no program is compiled anew for one
+    that is 1 or divisible by 16."""
+    return lambda function: function if triton is None else triton.jit(function, do_not_specialize=list(names))
+
+
 def runs_triton(tensor: Tensor) -> bool:
     """Whether operations on `tensor` run Triton's kernels: on a GPU, or interpreted in tests."""
     return triton is not None and (tensor.is_cuda or (INTERPRETED and interpret_on_cpu))
