@@ -48,8 +48,8 @@ def test_a_batch_whose_drafts_have_much_to_read_first_is_not_tried_for_news() ->
     """At 128 rows and 0.5 no draft pays, and what new ones would have to read costs more than a few steps of news."""
     for lag, least, most in ((60, 0, 0), (0, 4, 12)):
         machine, controller = Machine(split_costs()), SpeculationController(split_costs(), MOST)
-        run_adaptive(machine, controller, make_requests(64, steady(0.5)), 60)
-        assert any(machine.history[-1])  # 64 rows draft, and so it does not rest
+        run_adaptive(machine, controller, make_requests(16, steady(0.5)), 60)
+        assert any(machine.history[-1])  # 16 rows draft, and so it does not rest
         requests = [SimulatedRequest(1000 + index, steady(0.5), lag=lag) for index in range(128)]
         run_adaptive(machine, controller, requests, 40)
         assert least <= sum(map(any, machine.history[60:])) <= most
@@ -121,4 +121,4 @@ def test_requests_that_were_alike_are_not_asked_again_each_time_new_ones_come() 
         for request in requests:
             controller.forget(request.seq_id)
     assert drafted[0] <= 16
-    assert max(drafted[1:]) <= 4
+    assert sum(drafted[1:]) <= 8  # some by luck: it is near to what pays

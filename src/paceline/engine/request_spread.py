@@ -71,7 +71,7 @@ class RequestSpread:
     def start_anew(self, rate: float) -> None:
         """All traffic has turned: every request is taken to be at `rate`, until it shows otherwise."""
         for record in self._records.values():
-            record.won, record.tries = rate * _ENOUGH, _ENOUGH
+            record.won, record.tries = rate * _ANEW, _ANEW
 
     def forget_all(self) -> None:
         """A batch rests: what was known of its requests is no longer asked for."""
