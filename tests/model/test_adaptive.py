@@ -12,7 +12,7 @@ from model.torch_forward import torch_forward
 
 from paceline import LLM, SamplingParams
 from paceline.engine import cost_cache
-from paceline.engine.calibration import measure_costs
+from paceline.engine.calibration import measure_costs, still_fits
 from paceline.engine.controller import SpeculationController
 from paceline.engine.curves import Curve
 from paceline.engine.engine import Engine
@@ -52,6 +52,7 @@ def test_costs_are_measured_once_and_kept(pair: tuple[Path, Path], monkeypatch: 
         raise AssertionError("measured again")
 
     monkeypatch.setattr(cost_cache, "measure_costs", never)
+    monkeypatch.setattr(cost_cache, "still_fits", lambda *arguments: True)  # it was measured beside other tests
     with adaptive(pair, k=3) as again:
         kept = engine_of(again)._controller
         assert kept is not None
@@ -59,6 +60,18 @@ def test_costs_are_measured_once_and_kept(pair: tuple[Path, Path], monkeypatch: 
         assert kept.costs.draft == costs.draft or kept.costs.draft.sizes == costs.draft.sizes
     with pytest.raises(AssertionError, match="measured again"):
         adaptive(pair, k=2)
+
+
+def test_a_table_measured_on_a_busy_machine_is_measured_again(pair: tuple[Path, Path]) -> None:
+    """And one that is faster than what runs now is kept: the machine is busy now."""
+    with adaptive(pair, k=3) as llm:
+        engine = engine_of(llm)
+        for seconds, is_kept in ((30.0, False), (1e-6, True)):
+            costs = RaggedCosts(Curve([1, 64], [seconds, seconds]), Curve([1, 64], [1e-6, 1e-6]))
+            assert still_fits(costs, engine.config, engine._executor) is is_kept
+        dear_draft = RaggedCosts(Curve([1, 64], [1e-6, 1e-6]), Curve([1, 64], [30.0, 30.0]))
+        assert not still_fits(dear_draft, engine.config, engine._executor)
+        assert texts(llm, prompts(2), GREEDY)  # its steps have left nothing behind
 
 
 def test_greedy_texts_do_not_depend_on_the_choices(pair: tuple[Path, Path]) -> None:

@@ -33,6 +33,9 @@ _MOST_TOKENS = 64  # of a step with more than one draft a row: longer ones take 
 _PADDED_ROWS = 8
 _FIRST_ID = 1 << 48  # of sequences that do not exist
 _LAG, _MORE_LAG = 8, 256
+_CHECKS = 4  # runs of a step by which a table from the disk is checked
+_TOO_SLOW = 1.25  # times what a step takes now: more than two quiet measurements differ
+_SHORT = 2e-4  # seconds of a part that decides nothing
 _NEVER = 1e3  # seconds of a step that is over the budget of tokens: it is never planned
 
 
@@ -43,6 +46,29 @@ def measure_costs(
     shapes = executor.shapes()
     bench = _Bench(config, executor, clock)
     return _padded(bench, shapes.forms) if shapes.forms.sizes else _ragged(bench)
+
+
+def still_fits(
+    costs: StepCosts, config: EngineConfig, executor: Executor, *, clock: Callable[[], float] = time.perf_counter
+) -> bool:
+    """Was a table of eager steps, measured before, measured as well as a few steps can be now? What else ran on the
+    machine meanwhile would be in it for good. Steps that are slower now say nothing: the machine may be busy."""
+    if not isinstance(costs, RaggedCosts):
+        return True
+    bench = _Bench(config, executor, clock)
+    context = bench.context(_CONTEXT)
+    few, many = min(2, bench.max_rows), min(8, bench.max_rows)
+    for rows, k in dict.fromkeys([(1, 0), (1, bench.most), (few, min(1, bench.most)), (many, 0)]):
+        if not bench.fits(rows, k):
+            continue
+        now = bench.least_of(rows, k, context, runs=_CHECKS)
+        parts = (
+            (costs.verifying(rows, rows * k, rows * context), now.verify + now.accept),
+            (costs.drafting([rows] * k), now.draft),
+        )
+        if any(was > _TOO_SLOW * max(part, _SHORT) for was, part in parts):
+            return False
+    return True
 
 
 class _Bench:

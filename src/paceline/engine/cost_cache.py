@@ -15,7 +15,7 @@ from tempfile import NamedTemporaryFile
 import msgspec
 
 from paceline.config import EngineConfig, ModelConfig
-from paceline.engine.calibration import measure_costs
+from paceline.engine.calibration import measure_costs, still_fits
 from paceline.engine.interfaces import Executor
 from paceline.engine.step_costs import StepCosts
 from paceline.plan import StepShapes
@@ -33,12 +33,14 @@ class CostTable(msgspec.Struct):
 
 
 def step_costs(config: EngineConfig, executor: Executor, folder: Path, *, fresh: bool = False) -> StepCosts:
-    """Read from `folder`, or measured and kept there. `fresh`: measured in any case."""
+    """Read from `folder` if it still fits, or measured and kept there. `fresh`: measured in any case."""
     belongs_to = identity(config, executor.shapes())
     path = folder / f"{_key(belongs_to)}.json"
     found = None if fresh else _read(path, belongs_to)
-    if found is not None:
+    if found is not None and still_fits(found, config, executor):
         return found
+    if found is not None:
+        logger.info("The table of costs in %s was measured while the machine was busy; measuring again.", path)
     costs = measure_costs(config, executor)
     _write(path, CostTable(belongs_to, costs))
     return costs
