@@ -11,10 +11,11 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from paceline.engine.controller import Outcome, SpeculationController
+from paceline.engine.controller import SpeculationController
 from paceline.engine.curves import Curve
 from paceline.engine.goodput import DraftingRow
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts, active_rows, padding
+from paceline.engine.tally import Outcome
 
 GPU_VERIFY = Curve(
     [1, 8, 16, 32, 48, 64, 128, 256, 512, 1024],

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from engine.speculation_simulator import Machine, SimulatedRequest
 
-from paceline.engine.controller import Outcome, SpeculationController
+from paceline.engine.controller import SpeculationController
 from paceline.engine.goodput import DraftingRow
 from paceline.engine.ngram_estimates import NgramEstimates
 from paceline.engine.step_costs import RaggedCosts, active_rows, padding
+from paceline.engine.tally import Outcome
 from paceline.prompt_lookup import Match
 
 FIRST_MATCH = 2  # tokens

@@ -17,11 +17,9 @@ A captured step that no live one has timed yet gets the benefit of the doubt (Pa
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from paceline.engine.acceptance_estimates import FIRST_GUESS, HIGHEST, AcceptanceEstimates, scaled, steady_survival
 from paceline.engine.draft_or_text import with_texts
@@ -42,12 +40,8 @@ from paceline.engine.rests import (
 from paceline.engine.spells import Spells
 from paceline.engine.statistics import SpeculationChoices
 from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts
+from paceline.engine.tally import Outcome, Reason, Tally
 
-logger = logging.getLogger(__name__)
-
-Reason = Literal["load", "acceptance"]
-
-USELESS = 0.05  # first drafts taken: fewer say that the draft does not fit the model
 _BETTER = 1.01
 _SAME_LOAD = 0.8  # of the rows with which a rest began
 _FEW_ROWS = 4  # whose rest may be one request's bad luck
@@ -55,28 +49,11 @@ _RECHECK = 8  # steps: a rest is thought over so often, or when rows come or go;
 _MANY_ROWS = 16  # above, a padded batch is judged by all traffic: its requests are that traffic
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a row of a committed step did."""
-
-    seq_id: int
-    planned: int
-    num_drafted: int
-    num_accepted: int
-    positions: int
-    by_text: bool = False  # its drafts were looked up
-
-    @property
-    def num_made(self) -> int:
-        """Drafts of the draft model."""
-        return 0 if self.by_text else self.num_drafted
-
-
 class SpeculationController:
     def __init__(self, costs: StepCosts, most: int) -> None:
         """`most`: the K of the configuration."""
         self.costs = costs
-        self.counts = SpeculationChoices(steps_by_k=[0] * (most + 1))
+        self._tally = Tally(most)
         self.estimates = AcceptanceEstimates(most, turns_together=isinstance(costs, PaddedCosts))
         self._most = most
         self._k = 0  # of the last decision
@@ -96,10 +73,13 @@ class SpeculationController:
         self._trials = PlainTrials()
         self._spells = Spells()
         self.reason: Reason | None = None  # why it rests
-        self._wins_and_passes = [0, 0]
-        self._has_warned = False
 
     # -- before a step ----------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> SpeculationChoices:
+        """What was decided and what came of it."""
+        return self._tally.choices
 
     @property
     def is_resting(self) -> bool:
@@ -151,7 +131,8 @@ class SpeculationController:
             elif self._rest.has_news:
                 self._rest.has_news = False
                 self._judge_rest(rows)
-                self._warn_of_useless_drafts()
+                if self.reason == "acceptance":
+                    self._tally.warn_of_useless_drafts()
             choice = self._probe(rows, choice)
         elif self._rest is not None:
             self._end_rest()
@@ -331,11 +312,9 @@ class SpeculationController:
                     self._spread.record(outcome.seq_id, tried, outcome.num_accepted)
                 expected = self._chances.get(outcome.seq_id)
                 self.estimates.record(seq_id, outcome.num_made, outcome.num_accepted, expected)
-                self._wins_and_passes[0] += outcome.num_accepted > 0
-                self._wins_and_passes[1] += 1
         if self.estimates.end_step() and self._spread is not None:
             self._spread.start_anew(self.estimates.survival(None)[0])
-        self._count(outcomes, choice, draft_seconds + other_seconds)
+        self._tally.add(outcomes, choice, draft_seconds + other_seconds, self.reason)
         if is_typical and outcomes and captured == isinstance(self.costs, PaddedCosts):
             self._refresh(outcomes, draft_seconds, other_seconds)
         self._age_rest(draft_seconds + other_seconds, has_drafted=any(outcome.num_made for outcome in outcomes))
@@ -352,19 +331,6 @@ class SpeculationController:
             made = [0 if outcome.by_text else outcome.planned for outcome in outcomes]
             self.costs.refresh(planned, positions, draft_seconds, other_seconds, made)
 
-    def _count(self, outcomes: Seq[Outcome], expected: Choice | None, seconds: float) -> None:
-        counts = self.counts
-        if expected is None or not outcomes:
-            return
-        counts.steps_by_k[min(max(outcome.planned for outcome in outcomes), self._most)] += 1
-        counts.expected_tokens += expected.tokens
-        counts.expected_seconds += expected.seconds
-        counts.achieved_tokens += sum(1 + outcome.num_accepted for outcome in outcomes)
-        counts.achieved_seconds += seconds
-        if self.reason is not None:
-            counts.rest_steps[self.reason] += 1
-            counts.rest_seconds[self.reason] += seconds
-
     def _age_rest(self, seconds: float, *, has_drafted: bool) -> None:
         rest = self._rest
         if rest is not None:
@@ -376,19 +342,6 @@ class SpeculationController:
         self._drafting_steps += 1
         if self._drafting_steps >= MOST_WAIT // 4:
             self._next_wait = LEAST_WAIT  # it has paid for long enough
-
-    def _warn_of_useless_drafts(self) -> None:
-        wins, passes = self._wins_and_passes
-        if self._has_warned or self.reason != "acceptance" or wins >= USELESS * passes:
-            return
-        self._has_warned = True
-        logger.warning(
-            "Speculation rests: of %d drafts the model took %d. The text is not affected, but such a draft only costs "
-            "time. Check that the draft belongs to this model (same family, same chat template, sound weights). It is "
-            "tried again now and then.",
-            passes,
-            wins,
-        )
 
     def start_anew(self) -> None:
         """Steps that this object did not plan are behind: those under way are not its own."""

@@ -14,10 +14,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from paceline.engine.acceptance_estimates import AcceptanceEstimates, scaled
-from paceline.engine.controller import Outcome, SpeculationController
+from paceline.engine.controller import SpeculationController
 from paceline.engine.draft_watch import DraftWatch
 from paceline.engine.goodput import DraftingRow
 from paceline.engine.speculation import SpeculationPolicy
+from paceline.engine.tally import Outcome
 from paceline.engine.text_drafts import NOTHING, Found, TextDrafts
 from paceline.plan import RowPlan, RowResult, StepResult
 from paceline.sequence import Sequence
