@@ -35,11 +35,11 @@ def receiving(receive: Callable[[int], None], numbers: Sequence[int]) -> Iterato
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    terminals = [output for output in _OUTPUTS if os.isatty(output)]
+    terminals = open_terminals()
 
     def on_signal(number: int, frame: object) -> None:
         if number == signal.SIGHUP:
-            _leave(terminals)
+            leave(terminals)
         receive(number)
 
     wanted = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
@@ -80,7 +80,12 @@ class Ending:
             raise KeyboardInterrupt
 
 
-def _leave(terminals: Sequence[int]) -> None:
+def open_terminals() -> list[int]:
+    """Which of the outputs are one."""
+    return [output for output in _OUTPUTS if os.isatty(output)]
+
+
+def leave(terminals: Sequence[int]) -> None:
     """What is written to a closed terminal from here on would be an error, and what is to be kept would not be."""
     for output in terminals:
         with suppress(OSError):

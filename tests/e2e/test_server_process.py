@@ -242,7 +242,8 @@ def test_a_full_disk_for_the_log_costs_log_lines_only() -> None:
         server.ended(status=0, within=15)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.usefixtures("no_signal_is_ignored")
 def test_a_signal_ends_every_process(server: RunningServer, number: signal.Signals) -> None:
     assert httpx.get(f"{server.url}/health").status_code == 200
     server.process.send_signal(number)

@@ -2,7 +2,7 @@
 
 Contract
 - The port is taken before a model is loaded: a port in use is known at once. While it loads, probes are answered.
-- SIGTERM or SIGINT: stop accepting, let running requests finish, leave no process, status 0. After the grace
+- SIGTERM, SIGINT or SIGHUP: stop accepting, let running requests finish, leave no process, status 0. After the grace
   those that still run are ended with an error of their own. A second signal does not wait.
 - The engine dies: requests fail and /health turns 503 at once; after DEAD_SECONDS the server ends with status 1,
   whatever connections are open.

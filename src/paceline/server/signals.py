@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import uvicorn
 
+from paceline.ending import leave, open_terminals
+
 T = TypeVar("T")
 
 
@@ -22,7 +24,8 @@ class Server(uvicorn.Server):
 
 
 class Stop:
-    """SIGTERM and SIGINT as something to wait for."""
+    """SIGTERM, SIGINT and SIGHUP as something to wait for. SIGHUP (its terminal was closed) unless it is ignored, as
+    under nohup."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
@@ -30,6 +33,12 @@ class Stop:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup, open_terminals())
+
+    def _on_hangup(self, terminals: list[int]) -> None:
+        leave(terminals)
+        self._on_signal()
 
     def _on_signal(self) -> None:
         if self._requested.is_set():

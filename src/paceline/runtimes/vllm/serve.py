@@ -2,7 +2,7 @@
 
 Contract
 - The port is taken and answers before vLLM has loaded: probes see "loading", requests a 503 with Retry-After.
-- SIGTERM or SIGINT: stop accepting, let running requests finish for `grace` seconds, then end them with an error;
+- SIGTERM, SIGINT or SIGHUP: stop accepting, let running requests finish for `grace` seconds, then give them an error;
   vLLM and all its processes are gone before we are; status 0. A second signal does not wait.
 - vLLM ends by itself, at any time: requests fail and /health is 503 at once; after DEAD_SECONDS status 1.
 """
