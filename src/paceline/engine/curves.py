@@ -31,8 +31,11 @@ class Curve(msgspec.Struct):
 
     def scale(self, size: float, factor: float) -> None:
         """Move the nearest point; its neighbours give way where the curve would fall."""
-        values = self.values
-        values[min(range(len(values)), key=lambda index: abs(self.sizes[index] - size))] *= factor
+        sizes, values = self.sizes, self.values
+        place = bisect_left(sizes, size)
+        if place == len(sizes) or (place and size - sizes[place - 1] <= sizes[place] - size):
+            place -= 1
+        values[place] *= factor
         if any(right < left for left, right in pairwise(values)):
             self.values = rising(values)
 
@@ -119,5 +122,8 @@ class Departures(msgspec.Struct):
 
 
 def _nearest(values: Seq[float], wanted: float) -> int:
-    """By their ratio."""
-    return min(range(len(values)), key=lambda index: abs(math.log(values[index] / wanted)))
+    """By their ratio; `values` ascend. (Some 20 logarithms a step were a tenth of what deciding takes.)"""
+    right = bisect_left(values, wanted)
+    if right in (0, len(values)):
+        return max(0, right - 1)
+    return right - 1 if wanted * wanted <= values[right - 1] * values[right] else right
