@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -102,11 +103,15 @@ class SamplingBatch:
         self._rows = rows
         self.device = device
         plans = [row.sampling for row in rows]
-        random_rows = [row for row, plan in enumerate(plans) if not plan.greedy]
-        self.random_rows = torch.tensor(random_rows, dtype=torch.int64, device=device)
-        self._random_plans = [plans[row] for row in random_rows]
+        self._random_places = [row for row, plan in enumerate(plans) if not plan.greedy]
+        self._random_plans = [plans[row] for row in self._random_places]
         self._restrictions = Restrictions(rows, masks)
         self._numbers_by_step = numbers_by_step
+
+    @cached_property
+    def random_rows(self) -> Tensor:
+        """[Br] int64: rows with temperature > 0. Made when it is asked for: a greedy step on a CPU asks for none."""
+        return torch.tensor(self._random_places, dtype=torch.int64, device=self.device)
 
     @property
     def all_greedy(self) -> bool:

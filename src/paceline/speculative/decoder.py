@@ -14,8 +14,10 @@ with K = 0 whose one token is drawn at place 0. The worker keeps nothing between
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
@@ -166,7 +168,7 @@ class SpeculativeDecoder:
     def _results(
         self, plan: StepPlan, proposal: Proposal, packed: list[list[int]], verified: _Verified
     ) -> list[RowResult]:
-        emitted = zip(packed, proposal.num_drafted, map(verified.of_row, count()), strict=False)
+        emitted = zip(packed, proposal.num_drafted, (partial(verified.of_row, row) for row in count()), strict=False)
         results = []
         for row, good, scored in zip(plan.rows, verified.finite, verified.scored_rows(plan), strict=True):
             result = _emitted(row, *next(emitted), finite=good) if row.emits else _silent(row, finite=good)
@@ -192,17 +194,21 @@ def _silent(row: RowPlan, *, finite: bool) -> RowResult:
     return RowResult(seq_id=row.seq_id, error=None if finite else NOT_FINITE)
 
 
-def _emitted(row: RowPlan, packed: list[int], num_drafted: int, logits: Tensor, *, finite: bool) -> RowResult:
-    """packed: num_accepted, is the last token's law valid, output tokens; logits [K+1, V] are raw."""
+def _emitted(
+    row: RowPlan, packed: list[int], num_drafted: int, logits: Callable[[], Tensor], *, finite: bool
+) -> RowResult:
+    """packed: num_accepted, is the last token's law valid, output tokens; logits() [K+1, V] are raw, and seldom
+    wanted."""
     num_accepted, valid, *tokens = packed
     output = tokens[: num_accepted + 1]
-    error = None if finite and valid else _why(finite, logits[num_accepted])
+    error = None if finite and valid else _why(finite, logits()[num_accepted])
+    wanted = row.sampling.num_logprobs
     return RowResult(
         seq_id=row.seq_id,
         output_token_ids=output,
         num_accepted=num_accepted,
         num_drafted=num_drafted,
-        logprobs=token_logprobs(logits, output, row.sampling.num_logprobs),
+        logprobs=token_logprobs(logits(), output, wanted) if wanted is not None else None,
         error=error,
         is_refusal=error == NOTHING_LEFT,
     )
