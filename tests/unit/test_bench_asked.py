@@ -73,7 +73,7 @@ def test_with_users_and_arrivals_each_has_its_column() -> None:
 
 
 def test_a_drift_is_held_against_a_gain_by_its_name() -> None:
-    load = Load("rate", 2)
+    load = Load("users", 2)
     records = []
     for number in range(6):
         for place in range(10):
@@ -82,9 +82,9 @@ def test_a_drift_is_held_against_a_gain_by_its_name() -> None:
             one = record("off", round=number, number=place, prompt=place, events=events)
             one.load = load
             records.append(one)
-    gain = Comparison("on", "off", load, None, Estimate(2, 1.99, 2.01), None)
+    gain = Comparison("on", "off", load, Estimate(2, 1.99, 2.01), None, None)
     (line,) = drift({("off", load): records}, "off", [gain])
-    assert line.endswith("by more than the interval of the gain in pace is wide to a side.")
+    assert line.endswith("by more than the interval of the gain in tok/s is wide to a side.")
 
 
 # Fields of every request

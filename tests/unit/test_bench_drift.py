@@ -9,6 +9,7 @@ from bench_serve_fakes import info, raw, record, span
 from paceline.bench.serve.across import combine
 from paceline.bench.serve.drift import drift, moved_by
 from paceline.bench.serve.intervals import Estimate
+from paceline.bench.serve.latency import mean_concurrency
 from paceline.bench.serve.records import Load, Raw, Record
 from paceline.bench.serve.results import Comparison
 from paceline.bench.serve.summary import summarize
@@ -93,3 +94,18 @@ def test_a_report_of_several_runs_keeps_what_each_was_warned_of() -> None:
     slower = list(np.linspace(1, 1.4, ROUNDS))
     both = combine([summarize(run([0.5] * ROUNDS, [1.0] * ROUNDS)), summarize(run(slower, slower))], None)
     assert any(line.startswith("Run 2: THE ARMS DID NOT STAY THE SAME") for line in both.warnings)
+
+
+def test_rounds_of_an_open_loop_differ_by_their_arrivals_and_are_no_drift() -> None:
+    slower = list(np.linspace(1, 1.6, ROUNDS))
+    for kind, warned in (("users", True), ("rate", False)):
+        load = Load(kind, 4)  # type: ignore[arg-type]
+        assert bool(drift({("off", load): answers("off", slower, 0.002, 1)}, "off", [])) is warned
+
+
+def test_requests_under_way_are_averaged_over_time_and_not_over_rounds() -> None:
+    short, long = span("on", 4, round=0), span("on", 4, round=1)
+    short.start_us, short.end_us, long.start_us, long.end_us = 0, 10_000_000, 10_000_000, 40_000_000
+    found = answers("on", [1.0], 0.0, 1)[:2]
+    found[0].end_us, found[1].end_us = 20_000_000, 30_000_000
+    assert mean_concurrency([short, long], found) == pytest.approx(50 / 40)

@@ -137,6 +137,7 @@ def latency(content: Json, metric: str, statistic: str, value: float) -> None:
         (lambda c: case_of(c)["output_tok_s"].update(value=1e9), "output_tok_s is 1e.09, and its interval"),
         (lambda c: case_of(c).update(output_tok_s={"value": 9e9}), "output_tok_s is .*, and its parts give 33.8809"),
         (lambda c: case_of(c)["output_tok_s"].update(low=900.0, high=1.0), "and its interval 900.0 to 1.0"),
+        (lambda c: case_of(c)["output_tok_s"].update(low=-50.0), "its interval begins at -50, below 0"),
         (lambda c: case_of(c).update(per_user_tok_s={"value": 7}), "per_user_tok_s is 7, and its parts give"),
         (lambda c: case_of(c).update(per_gpu_tok_s={"value": 7}), "per_gpu_tok_s is 7, and its parts give"),
         (lambda c: case_of(c).update(usd_per_million_tokens={"value": 7}), "usd_per_million_tokens is 7, and"),

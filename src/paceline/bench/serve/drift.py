@@ -3,6 +3,8 @@
 Arms take turns, so a slow drift leaves the gain as it is and hides in its interval, which only grows wide. It is seen
 here by the pace (TPOT) of the same prompts, in the last third of the rounds over the first; where thirds have too few
 prompts in common, by the pace of all their answers, whose lengths and prompts then differ too.
+
+Only with so many users at a time: Poisson arrivals are others in each round, and so is what is under way.
 """
 
 from __future__ import annotations
@@ -29,7 +31,11 @@ def drift(
     records: Mapping[tuple[str, Load], Sequence[Record]], baseline: str | None, compared: Sequence[Comparison]
 ) -> list[str]:
     """A sentence where an arm moved; none where nothing did, or with one round."""
-    moved = {key: found for key, answers in records.items() if (found := moved_by(answers)) is not None}
+    moved = {
+        key: found
+        for key, answers in records.items()
+        if key[1].kind == "users" and (found := moved_by(answers)) is not None
+    }
     widths = {
         load: max(map(_half_width, (c.gain for c in compared if c.load == load)), default=0.0) for _, load in moved
     }

@@ -133,7 +133,7 @@ def _token_times(records: Sequence[Record]) -> tuple[Values, Values]:
     return np.asarray(times, dtype=np.float64), np.asarray(tokens, dtype=np.float64)
 
 
-def mean_concurrency(span: CaseSpan, records: Sequence[Record]) -> float:
-    """Requests under way, averaged over the case."""
+def mean_concurrency(spans: Sequence[CaseSpan], records: Sequence[Record]) -> float:
+    """Requests under way, averaged over the time of all these spans."""
     busy = sum(record.end_us for record in records)
-    return busy / max(span.end_us - span.start_us, 1)
+    return busy / max(sum(span.end_us - span.start_us for span in spans), 1)

@@ -106,9 +106,11 @@ def _of(value: Estimate | float | None) -> float:
 
 
 def _of_estimates(part: Any, name: str) -> Iterator[str]:
-    """Of everything that has an interval: it is not upside down, and holds the value."""
+    """Of everything that has an interval: it is not upside down, holds the value, and is of what is never below 0."""
     if isinstance(part, dict) and "value" in part and "low" in part:
         value, low, high = part["value"], part["low"], part["high"]
+        if low is not None and low < 0:
+            yield f"{name} is {value:g}, and its interval begins at {low:g}, below 0"
         known = [edge for edge in (low, value, high) if edge is not None]
         if any(later < earlier and not isclose(earlier, later, rel_tol=1e-9) for earlier, later in pairwise(known)):
             yield f"{name} is {value:g}, and its interval {low} to {high}"

@@ -69,7 +69,7 @@ def _case(
     slices = latency.slices(windows)
     speed = rate(slices)
     seconds = sum(span.end_us - span.start_us for span in spans) / 1e6
-    concurrency = float(np.mean([latency.mean_concurrency(span, _of(span, records)) for span in spans]))
+    concurrency = latency.mean_concurrency(spans, records)
     users = load.value if load.kind == "users" else concurrency
     values = latency.samples(records)
     latencies = {name: _statistics(name, sample) for name, sample in values.items() if len(sample)}
