@@ -163,10 +163,13 @@ def test_keyboard_alone(browser: Any, api: Api) -> None:
         page.keyboard.press("Control+A")
         page.keyboard.type("abcabcabc")
         page.fill("#max-tokens", "700")
-        page.press("#max-tokens", "Control+Enter")
-        page.wait_for_selector(".lane:nth-child(2) .pass >> nth=3", state="attached")
-        page.keyboard.press("Escape")
-        wait_ended(page)
+        for _ in range(3):  # a browser that waits for a processor may press after the last token
+            page.press("#max-tokens", "Control+Enter")
+            page.wait_for_selector(".lane:nth-child(2) .pass >> nth=0", state="attached")
+            page.keyboard.press("Escape")
+            wait_ended(page)
+            if page.inner_text("#verdict") == "Stopped.":
+                break
         assert page.inner_text("#verdict") == "Stopped."
         assert page.locator(".ended:has-text('stopped')").count() == 2
         wait_idle(api)
