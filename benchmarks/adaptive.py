@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import statistics
 import time
 from collections import Counter
@@ -86,12 +87,12 @@ class Rig:
         if self._worker.captured is not None:
             for kind, rate in enumerate(MIXED):  # of even and odd seeds
                 self._worker.captured._rates[kind].fill_(rate)
-            return
         decide = decoder._acceptance.decide
 
         def by_row(law: Any, proposal: Any, u_accept: Tensor, u_target: Tensor) -> Any:
             # A number below the row's rate is made one below the common rate, and the other way round.
             own = torch.tensor([MIXED[kind] for kind in self.kinds[-1]], dtype=u_accept.dtype)[:, None]
+            own = own.to(u_accept.device)  # a GPU's steps that read prompts are eager
             decide._rates = [0.5] * MOST
             return decide(law, proposal, torch.where(u_accept < own, 0.0, 0.9), u_target)
 
@@ -246,6 +247,7 @@ def compared(rounds: list[list[dict[str, Any]]], rate: float, speed_at: Speed) -
         "acceptance": rate, "batch": whole["batch"], "best_k": best, "tokens_per_second": speed_at(whole, rate),
         "of_best": statistics.median(ratios(best)), "of_best_by_round": ratios(best),
         "of_plain": statistics.median(ratios(0)), "k_of_steps": whole["k_of_steps"],
+        "seconds": [one["seconds"] for one in chosen],
         "rows_by_kind": whole["rows_by_kind"],
         "fixed_tokens_per_second": {str(k): value for k, value in speeds.items()},
     }  # fmt: skip
@@ -259,9 +261,13 @@ def mixed(rig: Rig, options: argparse.Namespace) -> list[dict[str, Any]]:
         return mixed_speed(result)
 
     found = []
-    rounds = options.rounds if options.device == "cpu" else 1  # a GPU's times hold
     for batch in (size for size in MIXED_BATCHES[options.device] if size <= max(options.batches)):
-        runs = take_turns(rig, batch, rounds, options, {0.0: rig.start_controller()}, speed_at)
+        if options.device == "cpu":
+            runs = take_turns(rig, batch, options.rounds, options, {0.0: rig.start_controller()}, speed_at)
+        else:  # its times hold: fixed sides once
+            fixed = [{"acceptance": None, **run(rig, batch, k, options)} for k in FIXED]
+            rig.start_controller()
+            runs = [[*fixed, {"acceptance": 0.0, **run(rig, batch, None, options)}] for _ in range(options.repeats)]
         found.append({**compared(runs, 0.0, speed_at), "acceptance": MIXED})
         print(f"mixed {MIXED}, batch {batch}: {found[-1]['of_best']:.3f} of the best fixed K = {found[-1]['best_k']}")
     return found
@@ -350,6 +356,8 @@ def main() -> None:
     started = time.perf_counter()
     with TemporaryDirectory() as folder:
         rig = Rig(load(options, Path(folder)))
+    gc.collect()
+    gc.freeze()  # as a server does
     loaded = time.perf_counter() - started
     print(f"loaded, costs measured: {loaded:.0f} s")
     raw: dict[str, Any]

@@ -122,3 +122,17 @@ def test_requests_that_were_alike_are_not_asked_again_each_time_new_ones_come() 
             controller.forget(request.seq_id)
     assert drafted[0] <= 16
     assert sum(drafted[1:]) <= 8  # some by luck: it is near to what pays
+
+
+def test_what_is_taken_for_granted_when_traffic_turns_is_no_knowledge_of_a_request() -> None:
+    """The first steps' drafts are taken more often than all that follow, so the traffic turns; every request is then
+    held to be as good as the others. To take that for news of it ended learning at 128 rows before it began."""
+    for seed in range(4):
+        machine, controller = Machine(split_costs(), random.Random(seed)), SpeculationController(split_costs(), MOST)
+        requests = mixed(128)
+        early = [SimulatedRequest(request.seq_id, steady(0.78)) for request in requests]
+        run_adaptive(machine, controller, early[:62], 1)
+        run_adaptive(machine, controller, early[:124], 1)
+        machine = Machine(split_costs(), machine.rng)
+        run_adaptive(machine, controller, requests, 100)
+        assert machine.rate >= 1.03 * best_fixed(mixed(128), 100)

@@ -9,12 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from model.pairs import generate, make_llm, make_pair, prompts, texts
 from model.torch_forward import torch_forward
+from torch import Tensor
 
 from paceline import LLM, SamplingParams
+from paceline.kernels.product import Product
+from paceline.models import fused
+from paceline.models.fused import PagedBatch
+from paceline.models.llama import DecoderLayer
+from paceline.runner.batch_inputs import Span, build
 from paceline.speculative.captured import CapturedDecoder
 from paceline.step_forms import Form
 from paceline.worker.worker import Worker
@@ -204,3 +212,50 @@ def test_p31_a_draft_that_gives_nan_is_given_up_and_the_text_is_right(pair: tupl
     poisoned.model.embedding[expected[1][4]] = float("nan")
     assert texts(llm, ids, GREEDY) == expected
     assert llm._engine.stats().draft_failures > 0
+
+
+def test_eager_passes_use_the_decode_kernels_only_for_lengths_that_captured_steps_have(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft that catches up on five tokens compiled a program of its own for five: 0.6 s while requests wait."""
+    target, draft = pair
+    llm = with_captured_steps(make_llm(target, drafting(draft, 2)), k=2)
+    worker = worker_of(llm)
+    seen: dict[str, set[tuple[int, bool]]] = {"target": set(), "draft": set()}
+    for name, runner in (("target", worker.target), ("draft", worker.draft)):
+        assert runner is not None
+        forward = runner.forward_paged
+
+        def watched(batch: PagedBatch, forward: Any = forward, name: str = name) -> Tensor:
+            seen[name].add((batch.max_query_len, batch.query_starts is None))
+            return forward(batch)
+
+        monkeypatch.setattr(runner, "forward_paged", watched)
+        for length in range(1, 10):
+            spans = [Span([1, 2, 3], 0, list(range(length)), num_logits=1) for _ in range(2)]
+            runner.forward(build(spans, 4).to(runner.device))
+    assert seen["target"] == {(length, length <= 3) for length in range(1, 10)}
+    assert seen["draft"] == {(length, length <= 2) for length in range(1, 10)}
+
+
+def test_a_trial_computes_one_layer_of_each_kind(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel is launched: the first layer adds nothing up, and layers may differ in windows and formats."""
+    llm = with_captured_steps(make_llm(pair[0]), k=0)
+    runner, computed, compute = worker_of(llm).target, [], fused._layer
+
+    def watched(layer: DecoderLayer, *rest: Any) -> Product:
+        computed.append(layer)
+        return compute(layer, *rest)
+
+    monkeypatch.setattr(fused, "_layer", watched)
+    layers = runner.model.layers
+    pool = runner.pool.layers
+    monkeypatch.setattr(runner.model, "layers", [layers[0], layers[1], layers[1], layers[0]])
+    monkeypatch.setattr(runner.model, "kv_scales", torch.tensor([[1.0, 1.0]] * 3 + [[0.5, 1.0]]))
+    monkeypatch.setattr(runner.pool, "layers", [pool[0], pool[1], pool[1], pool[0]])
+    batch = build([Span([1], 0, [5], num_logits=1)], 4).to(runner.device)
+    with runner.few_layers():
+        runner.forward(batch)
+    assert computed == [layers[0], layers[1], layers[0]]
+    runner.forward(batch)
+    assert len(computed) == 3 + 4

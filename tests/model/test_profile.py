@@ -10,7 +10,7 @@ from model.pairs import make_pair
 
 from paceline.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, SpeculativeConfig
 from paceline.plan import StepPlan
-from paceline.worker.profile import MIN_BLOCKS, largest_steps
+from paceline.worker.profile import MIN_BLOCKS, largest_steps, short_steps
 from paceline.worker.worker import Worker
 
 
@@ -55,3 +55,25 @@ def test_drafts_fit_in_the_budget_of_a_step(tmp_path: Path) -> None:
     prefill, decode = largest_steps(config)
     assert target_tokens(prefill) <= 10
     assert target_tokens(decode) <= 10
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [{}, {"max_num_batched_tokens": 10}, {"max_num_seqs": 1}, {"max_num_batched_tokens": 1, "max_num_seqs": 1}],
+)
+def test_short_steps_read_rows_of_different_lengths_within_the_budget(
+    tmp_path: Path, scheduler: dict[str, int]
+) -> None:
+    """They compile the attention of short chunks, which took half a second of a request's time each at first use."""
+    target, draft = make_pair(tmp_path)
+    config = config_of(target, draft, **scheduler)
+    worker = Worker(config)
+    for runner in filter(None, (worker.target, worker.draft)):
+        runner.allocate_kv(MIN_BLOCKS, 4)
+    for plan in short_steps(config):
+        assert target_tokens(plan) > 0
+        assert all(row.draft_chunk for row in plan.rows)
+        assert [row.error for row in worker.decoder.run(plan).rows] == [None] * len(plan.rows)
+    if not scheduler:
+        lengths = [[len(row.token_ids) for row in plan.rows] for plan in short_steps(config)]
+        assert lengths == [[4, 3], [40, 39]]

@@ -21,13 +21,14 @@ from paceline.engine.acceptance_estimates import HIGHEST
 _MEMORY = 0.97  # of a request, a pass
 _LEAST = 0.01  # variance of one try: drafts that are always taken say little of the next one
 _ENOUGH = 8.0  # tries of most requests, after which it is known whether they differ
-_ANEW = 6.0  # tries that what is thought of all requests weighs once traffic has turned
+_ANEW = 1.0  # tries that what is thought of all requests weighs once traffic has turned; 6 hid who is good for long
 
 
 @dataclass(slots=True)
 class _Record:
     won: float = 0.0
     tries: float = 0.0
+    seen: float = 0.0  # of the tries, those that were made, and not taken for granted
 
     @property
     def rate(self) -> float:
@@ -44,11 +45,12 @@ class RequestSpread:
         record = self._records.setdefault(seq_id, _Record())
         record.won = record.won * _MEMORY + num_accepted
         record.tries = record.tries * _MEMORY + num_tried
+        record.seen = record.seen * _MEMORY + num_tried
 
     def knows_enough(self, seq_ids: Iterable[int]) -> bool:
         """To tell whether these differ; or requests did not when last they were known."""
-        tries = (record.tries if (record := self._records.get(i)) else 0.0 for i in seq_ids)
-        return self._are_alike or median_low(tries) >= _ENOUGH
+        seen = (record.seen if (record := self._records.get(i)) else 0.0 for i in seq_ids)
+        return self._are_alike or median_low(seen) >= _ENOUGH
 
     def rates(self, seq_ids: Iterable[int]) -> list[float]:
         """P(a draft is kept | those before it are) of each; []: they are alike, as far as is known."""
@@ -60,7 +62,7 @@ class RequestSpread:
         pooled = sum(record.won for record in known) / tries
         luck = max(_LEAST, pooled * (1.0 - pooled))  # of one try
         spread = sum(r.tries * (r.rate - pooled) ** 2 - luck for r in known) / tries
-        if tries >= _ENOUGH * len(found):
+        if sum(record.seen for record in known) >= _ENOUGH * len(found):
             self._are_alike = spread <= 0.0
         if spread <= 0.0:
             return []
@@ -70,8 +72,9 @@ class RequestSpread:
 
     def start_anew(self, rate: float) -> None:
         """All traffic has turned: every request is taken to be at `rate`, until it shows otherwise."""
+        self._are_alike = False
         for record in self._records.values():
-            record.won, record.tries = rate * _ANEW, _ANEW
+            record.won, record.tries, record.seen = rate * _ANEW, _ANEW, 0.0
 
     def forget_all(self) -> None:
         """A batch rests: what was known of its requests is no longer asked for."""

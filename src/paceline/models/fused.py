@@ -14,6 +14,7 @@ Contract
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,15 +73,28 @@ class PagedBatch:
         )  # fmt: skip
 
 
-def forward(model: LlamaModel, batch: PagedBatch, kv_layers: list[Tensor]) -> Tensor:
-    """Final hidden states [T, hidden_size], normed. Writes the tokens' keys and values into `kv_layers`."""
+def forward(model: LlamaModel, batch: PagedBatch, kv_layers: list[Tensor], only: Sequence[int] | None = None) -> Tensor:
+    """Final hidden states [T, hidden_size], normed. Writes the tokens' keys and values into `kv_layers`.
+
+    `only`: these layers alone, to see every kernel launched without the time of all.
+    """
     residual = functional.embedding(batch.token_ids, model.embedding)
     delta: Product | None = None
     parts = batch.parts()
-    for layer, kv, scales in zip(model.layers, kv_layers, model.kv_scales.tolist(), strict=True):
-        delta = _layer(layer, delta, residual, model.rotary, parts, kv, scales)
+    scales = model.kv_scales.tolist()
+    for index in range(len(model.layers)) if only is None else only:
+        delta = _layer(model.layers[index], delta, residual, model.rotary, parts, kv_layers[index], scales[index])
     assert delta is not None, "a model has at least one layer"
     return add_rms_norm(delta, residual, model.norm.weight, model.norm.eps)
+
+
+def one_of_each_kind(model: LlamaModel) -> list[int]:
+    """Layers that together launch every kernel of the model: the first, which adds nothing up, and one of each kind."""
+    kinds: dict[object, int] = {}
+    for index, layer in enumerate(model.layers[1:], start=1):
+        formats = tuple(linear.is_fp8 for linear in layer.linears)
+        kinds.setdefault((layer.attention.window, formats, tuple(model.kv_scales[index].tolist())), index)
+    return [0, *kinds.values()]
 
 
 def _layer(

@@ -31,14 +31,17 @@ class GraphCache(Generic[Result]):
     def __len__(self) -> int:
         return len(self._functions)
 
-    def capture(self, key: tuple[int, ...], function: Callable[[], Result]) -> None:
-        """Run `function` once so that every kernel is compiled and loaded, then record it."""
+    def capture(
+        self, key: tuple[int, ...], function: Callable[[], Result], trial: Callable[[], object] | None = None
+    ) -> None:
+        """Record `function`. Before it `trial` runs once, so that every kernel is compiled and loaded: something that
+        launches each kernel in the same way; None: `function` itself."""
         if self._device.type != "cuda":
             self._functions[key] = function
             return
         started = time.perf_counter()
         free_before = torch.cuda.mem_get_info(self._device)[0]
-        function()
+        (trial or function)()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         # thread_local: NCCL's own threads may ask the driver for the state of events meanwhile.

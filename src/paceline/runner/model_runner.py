@@ -13,6 +13,8 @@ Contract
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -83,6 +85,10 @@ class ModelRunner:
         self.use_fused = self.device.type == "cuda" if use_fused is None else use_fused
         self._weights, self._bytes = mean_weight([linear for layer in model.layers for linear in layer.linears])
         self._pool: KVPool | None = None
+        self._only: Sequence[int] | None = None  # layers of a trial
+        self.short_queries: Collection[int] = range(1, _MAX_SHORT_QUERY + 1)
+        """Lengths for which, if all rows have the same, the decode kernels run; all else goes to the ragged one. Each
+        is a program of its own, so those that nobody has compiled are better left out."""
 
     @classmethod
     @torch.no_grad()
@@ -153,7 +159,7 @@ class ModelRunner:
             )  # fmt: skip
             return ForwardOutput(logits=logits, finite=finite, peaks=Peaks(*peaks))
         if self.use_fused:
-            hidden = self.forward_paged(_paged(batch))
+            hidden = self.forward_paged(_paged(batch, self.short_queries))
         else:
             plan = plan_attention(batch, self.architecture, self.dtype, pool.block_size)
             with one_thread(is_small(self._weights, self._bytes, len(batch.token_ids))):
@@ -184,7 +190,17 @@ class ModelRunner:
 
     def forward_paged(self, batch: PagedBatch) -> Tensor:
         """Final hidden states [T, hidden_size] by the fused forward; fit for capture."""
-        return fused.forward(self.model, batch, self.pool.layers)
+        return fused.forward(self.model, batch, self.pool.layers, self._only)
+
+    @contextmanager
+    def few_layers(self) -> Iterator[None]:
+        """Inside, the fused forward computes one layer of each kind: every kernel of all is launched, to be compiled
+        and loaded, in a fraction of the time."""
+        self._only = fused.one_of_each_kind(self.model)
+        try:
+            yield
+        finally:
+            self._only = None
 
     @torch.inference_mode()
     def compile(self, max_tokens: int, max_logits: int) -> None:
@@ -238,12 +254,12 @@ def _allocated_bytes(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-_MAX_SHORT_QUERY = 8  # rows of one length up to here go to the decode kernel, all else to the ragged one
+_MAX_SHORT_QUERY = 8
 
 
-def _paged(batch: ForwardBatch) -> PagedBatch:
+def _paged(batch: ForwardBatch, short_queries: Collection[int]) -> PagedBatch:
     device, lengths = batch.token_ids.device, batch.query_lens
-    uniform = len(set(lengths)) == 1 and lengths[0] <= _MAX_SHORT_QUERY
+    uniform = len(set(lengths)) == 1 and lengths[0] in short_queries
     starts = None if uniform else torch.tensor(list(accumulate(lengths, initial=0)), dtype=torch.int32, device=device)
     return PagedBatch(
         token_ids=batch.token_ids,

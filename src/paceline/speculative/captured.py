@@ -29,7 +29,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Seq
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -79,6 +81,10 @@ class CapturedDecoder:
         counts = draft_counts if draft is not None else []
         self._forms = StepForms.of(padded_sizes(max_num_seqs), counts, split_from=split_from)
         most = self._forms.draft_counts[-1]
+        # Eager passes of these lengths run kernels that are compiled for the captured steps anyway.
+        target.short_queries = {k + 1 for k in self._forms.draft_counts}
+        if draft is not None:
+            draft.short_queries = {1, 2}
         most_ahead = 2 * (most + 1)  # a step that runs ahead is planned for the longest outcome
         width = -(-(max_model_len + most_ahead) // block_size)
         self._inputs = {size: StepInputs(size, width, self._device) for size in self._forms.sizes}
@@ -93,7 +99,13 @@ class CapturedDecoder:
     def capture(self) -> None:
         """Record every form; the largest first, so that its memory serves the others."""
         for form in self._forms.all():
-            self._graphs.capture(form, lambda form=form: self._step(form))  # type: ignore[misc]
+            self._graphs.capture(form, partial(self._step, form), partial(self._trial, form))
+
+    def _trial(self, form: Form) -> None:
+        with ExitStack() as stack:
+            for runner in filter(None, (self._target, self._draft)):
+                stack.enter_context(runner.few_layers())
+            self._step(form)
 
     @torch.inference_mode()
     def measure_bytes(self) -> int:

@@ -4,7 +4,7 @@
 one in which every sequence decodes at the full K and samples at random, which holds the laws of all places at once.
 They run before the pools have their size, over a pool of MIN_BLOCKS in which all rows share one block: nothing of them
 is kept, and what they compute is of no interest. They also compile the kernels, which would otherwise be the first
-request's lot.
+request's lot; `short_steps` have those of them that only short chunks run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from paceline.config import EngineConfig
 from paceline.plan import MAX_SCORED_TOKENS, RowPlan, SamplingPlan, StepPlan
 
 MIN_BLOCKS = 2  # the null block and one for everyone
+_SHORT_CHUNKS = (4, 40)  # tokens
 _MARGIN = 1.03  # for what the allocator cannot give back: a cached segment serves requests of about its size only
 _SAMPLING = SamplingPlan(temperature=1.0, top_p=0.9, top_k=50, min_p=0.01)
 
@@ -25,6 +26,23 @@ _SAMPLING = SamplingPlan(temperature=1.0, top_p=0.9, top_k=50, min_p=0.01)
 def largest_steps(config: EngineConfig) -> list[StepPlan]:
     """A full prefill step and a full decode step, within what the scheduler may ever ask for."""
     return [StepPlan(step_id=0, rows=_prefill_rows(config)), StepPlan(step_id=0, rows=_decode_rows(config))]
+
+
+def short_steps(config: EngineConfig) -> list[StepPlan]:
+    """Steps that read little, in rows of different lengths: what a short prompt takes, or a draft that has rested and
+    catches up. Attention has a program for chunks of a few tokens and one for longer ones (prefill_attention.py)."""
+    longest = min(config.model.max_model_len - 1, config.scheduler.max_num_batched_tokens // 2)
+    num_rows = min(2, config.scheduler.max_num_seqs)
+    return [
+        StepPlan(
+            step_id=0,
+            rows=[
+                _row(config, index, max(1, min(length - index, longest)), drafts=0, reads_draft=True)
+                for index in range(num_rows)
+            ],
+        )
+        for length in _SHORT_CHUNKS
+    ]
 
 
 @torch.inference_mode()

@@ -25,7 +25,7 @@ from paceline.structured.masks import GrammarMasks
 from paceline.structured.store import GrammarStore
 from paceline.worker.hardware import hardware_name
 from paceline.worker.memory_plan import DeviceMemory, MemoryPlan, plan_memory
-from paceline.worker.profile import MIN_BLOCKS, activation_bytes, largest_steps
+from paceline.worker.profile import MIN_BLOCKS, activation_bytes, largest_steps, short_steps
 from paceline.worker.shared_masks import SharedMasks
 
 _DRAFT_COUNTS = (0, 1, 2, 3, 4, 5, 7)  # captured up to the K of the configuration, which is captured too
@@ -144,6 +144,8 @@ class Worker:
         if self._device.type == "cpu":
             return DeviceMemory(free_bytes=int(psutil.virtual_memory().available), num_sharers=self._world.size)
         self._allocate_pools(MIN_BLOCKS)
+        for plan in short_steps(self._config):
+            self.decoder.run(plan)
         peak = activation_bytes(self.decoder.run, largest_steps(self._config), self._device)
         graphs = self.captured.measure_bytes() if self.captured is not None else 0
         free, total = torch.cuda.mem_get_info(self._device)  # the context has grown by the kernels that were loaded
