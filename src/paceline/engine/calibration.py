@@ -33,6 +33,7 @@ _MOST_TOKENS = 64  # of a step with more than one draft a row: longer ones take 
 _PADDED_ROWS = 8
 _FIRST_ID = 1 << 48  # of sequences that do not exist
 _LAG, _MORE_LAG = 8, 256
+_MOST_LAGGING = 8192
 _CHECKS = 4  # runs of a step by which a table from the disk is checked
 _TOO_SLOW = 1.25  # times what a step takes now: more than two quiet measurements differ
 _SHORT = 2e-4  # seconds of a part that decides nothing
@@ -125,9 +126,17 @@ class _Bench:
             return total(self.time(num_rows, k, context, runs))
         plan = self._plan(num_rows, k, context, lag)
         self._run(plan)
+        return min(self._seconds_of(plan) for _ in range(runs))
+
+    def _seconds_of(self, plan: StepPlan) -> float:
         started = self.clock()
         self._run(plan)
         return self.clock() - started
+
+    def rows_that_may_lag(self, lag: int, most: int) -> int:
+        """Rows whose drafts together may read so many tokens each, `_MOST_LAGGING` in all: a pass over few tokens takes
+        the time of its launches, whatever their number."""
+        return min(most, min(self._budget, _MOST_LAGGING) // max(1, lag))
 
     def _run(self, plan: StepPlan) -> StepResult:
         self._executor.submit(plan)
@@ -183,11 +192,11 @@ def _padded(bench: _Bench, forms: StepForms) -> PaddedCosts:
             costs.draft_position = max(0.0, drafting / (rows * k * (more - context)))
     if k:
         few, short, long = min(sizes[-1], 4), min(_LAG, context - 2), min(_MORE_LAG, more - 2)
-        caught_up = bench.seconds(few, k, more, lag=short)
-        costs.resume_seconds = max(0.0, caught_up - bench.seconds(few, k, more))
-        if long > short > 0:
-            late = bench.seconds(few, k, more, lag=long)
-            costs.resume_token = max(0.0, (late - caught_up) / (few * (long - short)))
+        costs.resume_seconds = max(0.0, bench.seconds(few, k, more, lag=short) - bench.seconds(few, k, more))
+        many = bench.rows_that_may_lag(long, sizes[-1])
+        if long > short > 0 and many:
+            beyond = bench.seconds(many, k, more, lag=long) - bench.seconds(many, k, more, lag=short)
+            costs.resume_token = max(0.0, beyond / (many * (long - short)))
     return costs
 
 
