@@ -60,6 +60,11 @@ class SamplingPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.needs_history or bool(self.logit_bias) or self.allowed_token_ids is not None or self.min_tokens > 0
 
     @property
+    def takes_likeliest(self) -> bool:
+        """No law is computed for it: its tokens are the largest of the model's own logits."""
+        return self.greedy and not self.edits_logits
+
+    @property
     def is_plain(self) -> bool:
         """Only temperature, top_p, top_k, min_p and seed matter: what a captured step can do."""
         return not self.edits_logits and self.num_logprobs is None and self.num_prompt_logprobs is None

@@ -5,7 +5,7 @@ GPU stamps its captured steps itself, a CPU's parts are timed by the worker.
 
 captured steps   every form, the median of a few runs; the price of a longer context from two contexts
 eager steps      a thin grid of rows and K, in rounds for SECONDS, the least of each; what lies between and beyond is
-                 interpolated
+                 interpolated; once for rows that take the likeliest token, and once with rows that draw
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paceline.engine.step_costs import PaddedCosts, RaggedCosts, StepCosts, padd
 from paceline.plan import RowPlan, SamplingPlan, StepPlan, StepResult, StepTimings
 from paceline.step_forms import Form, StepForms
 
-SECONDS = 5.0  # for eager steps
+SECONDS = 4.0  # for eager steps whose rows take the likeliest token, and as many for those in which some draw
 _RUNS = 3
 _MOST_ROUNDS = 6  # over the eager grid
 _CONTEXT = 128  # positions of a row
@@ -84,6 +84,7 @@ class _Bench:
         self._longest = min(config.model.max_model_len, draft.max_model_len if draft else config.model.max_model_len)
         self._has_draft = draft is not None
         self._executor = executor
+        self.draws = False  # every other row samples
         self._steps = count(-1, -1)  # ids that no step of a scheduler has
 
     def context(self, wanted: int) -> int:
@@ -150,7 +151,7 @@ class _Bench:
         return StepPlan(step_id=next(self._steps), rows=rows)
 
     def _row(self, index: int, k: int, context: int, lag: int) -> RowPlan:
-        """A row that decodes. Odd ones sample, as half of the users do; equal tokens, so that an n-gram is found."""
+        """A row that decodes; equal tokens, so that an n-gram is found."""
         size, blocks = self._executor.block_size, self._executor.num_blocks - 1
         width = -(-(context + k) // size)
         drafting = k > 0 and self._has_draft
@@ -167,7 +168,7 @@ class _Bench:
             num_output_tokens=1,
             history=None if self._has_draft else [1] * context,
             draft_limit=context + k,
-            sampling=SamplingPlan(temperature=float(index % 2), seed=index),
+            sampling=SamplingPlan(temperature=float(self.draws and index % 2 == 0), seed=index),
         )
 
 
@@ -180,6 +181,7 @@ def total(timings: StepTimings) -> float:
 
 
 def _padded(bench: _Bench, forms: StepForms) -> PaddedCosts:
+    bench.draws = True
     context, more = bench.context(_CONTEXT), bench.context(_MORE_CONTEXT)
     costs = PaddedCosts.measured(forms, lambda form: bench.form_seconds(form, context), float(context))
     sizes, draft_counts = forms.sizes, forms.draft_counts
@@ -201,6 +203,13 @@ def _padded(bench: _Bench, forms: StepForms) -> PaddedCosts:
 
 
 def _ragged(bench: _Bench) -> RaggedCosts:
+    costs = _ragged_of(bench)
+    bench.draws = True
+    costs.drawn = _ragged_of(bench)
+    return costs
+
+
+def _ragged_of(bench: _Bench) -> RaggedCosts:
     context = bench.context(_CONTEXT)
     sizes = dict.fromkeys(min(rows, bench.max_rows) for rows in _EAGER_ROWS)
     cells = [(rows, k) for rows in sizes for k in _draft_counts(bench, rows)]

@@ -53,6 +53,7 @@ class SpeculationController:
     def __init__(self, costs: StepCosts, most: int) -> None:
         """`most`: the K of the configuration."""
         self.costs = costs
+        self._costs = costs  # those of steps like the one to decide
         self._tally = Tally(most)
         self.estimates = AcceptanceEstimates(most, turns_together=isinstance(costs, PaddedCosts))
         self._most = most
@@ -104,14 +105,15 @@ class SpeculationController:
         self._decided, self._by_text = {}, frozenset()
         if not any(row.most or row.text for row in rows):
             return
+        self._costs = self.costs.of(draws=any(row.draws for row in rows))
         rows = [replace(row, spell=self._spells.expected(row.seq_id)) if row.lag else row for row in rows]
         probes: dict[int, int] = {}
-        choice = plain(rows, self.costs, others)
+        choice = plain(rows, self._costs, others)
         if any(row.most for row in rows) and not self._may_sleep_on(rows):
             choice, probes = self._decide_for_the_model(rows, others, choice)
-        if isinstance(self.costs, RaggedCosts) and any(row.text for row in rows):
+        if isinstance(self._costs, RaggedCosts) and any(row.text for row in rows):
             survivals, rests = self._survivals(rows), self._rest is not None
-            choice, texts = with_texts(rows, survivals, choice, self.costs, others=others, probes=probes, rests=rests)
+            choice, texts = with_texts(rows, survivals, choice, self._costs, others=others, probes=probes, rests=rests)
             self._by_text = frozenset(rows[index].seq_id for index in texts)
         self._expected = choice
         self._decided = {row.seq_id: count for row, count in zip(rows, choice.counts, strict=True)}
@@ -123,7 +125,7 @@ class SpeculationController:
         choice in which none does."""
         before = choice = self._choose(rows, others, nobody)
         if not any(choice.counts):
-            if self._rest is None and self._trials.goes_first(len(rows), self.costs):
+            if self._rest is None and self._trials.goes_first(len(rows), self._costs):
                 self._k = 0
                 return choice, {}
             if self._rest is None:
@@ -140,8 +142,8 @@ class SpeculationController:
             choice = self._try_plain(rows, choice, nobody)
         self._k = max(before.counts)
         self._is_split = self._k > 0 and any(row.most and not n for row, n in zip(rows, before.counts, strict=True))
-        if self._is_split and isinstance(self.costs, PaddedCosts) and choice is before:
-            choice = self._hearings.with_heard(rows, self._survivals(rows), choice, self.costs)
+        if self._is_split and isinstance(self._costs, PaddedCosts) and choice is before:
+            choice = self._hearings.with_heard(rows, self._survivals(rows), choice, self._costs)
         counts = enumerate(zip(before.counts, choice.counts, strict=True))
         return choice, {index: count for index, (wanted, count) in counts if count != wanted}
 
@@ -175,7 +177,7 @@ class SpeculationController:
     def _is_to_learn(self, rows: Seq[DraftingRow]) -> bool:
         """It is not known yet which half of the rows drafts better, and it would pay if one did as well as it can, at
         this mean; and no draft has much to read first."""
-        costs = self.costs
+        costs = self._costs
         if self._spread is None or not isinstance(costs, PaddedCosts) or not self._judges_together(len(rows)):
             return False
         able = [row for row in rows if row.most]
@@ -188,15 +190,15 @@ class SpeculationController:
         return any(c.rate > _BETTER * nobody.rate for c in split_choices(rows, most_unlike, costs, self._most).values())
 
     def _least_drafts(self, rows: Seq[DraftingRow], survivals: Seq[Seq[float]]) -> Choice:
-        assert isinstance(self.costs, PaddedCosts)
-        choices = padded_choices(rows, survivals, self.costs, self._most)
+        assert isinstance(self._costs, PaddedCosts)
+        choices = padded_choices(rows, survivals, self._costs, self._most)
         return choices[min((k for k in choices if k), default=0)]
 
     def _best(self, rows: Seq[DraftingRow], survivals: Seq[Seq[float]], others: int, nobody: Choice) -> Choice:
-        if isinstance(self.costs, RaggedCosts):
-            best = best_ragged(rows, survivals, self.costs, others=others, nobody=nobody)
+        if isinstance(self._costs, RaggedCosts):
+            best = best_ragged(rows, survivals, self._costs, others=others, nobody=nobody)
             return nobody if self._rest is not None and best.rate < _BETTER * nobody.rate else best
-        return self._best_padded(rows, survivals, self.costs)
+        return self._best_padded(rows, survivals, self._costs)
 
     def _best_padded(self, rows: Seq[DraftingRow], survivals: Seq[Seq[float]], costs: PaddedCosts) -> Choice:
         whole = padded_choices(rows, survivals, costs, self._most)
@@ -225,7 +227,7 @@ class SpeculationController:
 
     def _judges_together(self, num_rows: int) -> bool:
         """Many rows of one K: their sum is that of all traffic, which they are."""
-        return isinstance(self.costs, PaddedCosts) and num_rows > _MANY_ROWS
+        return isinstance(self._costs, PaddedCosts) and num_rows > _MANY_ROWS
 
     # -- rest -------------------------------------------------------------------------------------------
 
@@ -235,7 +237,7 @@ class SpeculationController:
         self._rest = Rest(self._next_wait, begun_with=len(rows))
         self._row_rests.clear()
         self._trials.stop()
-        if isinstance(self.costs, PaddedCosts) and len(rows) > _FEW_ROWS:
+        if isinstance(self._costs, PaddedCosts) and len(rows) > _FEW_ROWS:
             self.estimates.pool([row.seq_id for row in rows])  # a probe of some rows must speak for the others
             if self._spread is not None:
                 self._spread.forget_all()
@@ -255,23 +257,23 @@ class SpeculationController:
         self.reason = "load" if self._pays_alone(rows) else "acceptance"
         usual = [[FIRST_GUESS ** (place + 1) for place in range(self._most)]] * len(rows)
         self._rest.most_wait = (
-            MOST_TEXT_WAIT if any(self._best(rows, usual, 0, plain(rows, self.costs)).counts) else MOST_WAIT
+            MOST_TEXT_WAIT if any(self._best(rows, usual, 0, plain(rows, self._costs)).counts) else MOST_WAIT
         )
 
     def _pays_alone(self, rows: Seq[DraftingRow]) -> bool:
         """Would an average request draft if it had the machine to itself?"""
         row = DraftingRow(-1, self._most, sum(row.positions for row in rows) // len(rows))
         survivals = [self.estimates.survival(None)]
-        if isinstance(self.costs, RaggedCosts):
-            return any(best_ragged([row], survivals, self.costs).counts)
-        choices = padded_choices([row], survivals, self.costs, self._most)
+        if isinstance(self._costs, RaggedCosts):
+            return any(best_ragged([row], survivals, self._costs).counts)
+        choices = padded_choices([row], survivals, self._costs, self._most)
         return max(choices.values(), key=lambda choice: choice.rate).counts != [0]
 
     def _probe(self, rows: Seq[DraftingRow], nobody: Choice) -> Choice:
         rest = self._rest
         assert rest is not None
         if not rest.is_probing:
-            rest.probed = affordable(rows, self.costs, nobody.seconds, rest)
+            rest.probed = affordable(rows, self._costs, nobody.seconds, rest)
             if not rest.probed:
                 return nobody
             rest.start_probe()
@@ -281,9 +283,9 @@ class SpeculationController:
 
     def _try_plain(self, rows: Seq[DraftingRow], choice: Choice, nobody: Choice) -> Choice:
         """`choice`, or none for the sake of its cost; single rows of a ragged batch may probe."""
-        if not any(row.is_fixed for row in rows) and self._trials.wants(rows, choice, nobody, self.costs):
+        if not any(row.is_fixed for row in rows) and self._trials.wants(rows, choice, nobody, self._costs):
             return nobody
-        return self._row_rests.with_probes(rows, choice) if isinstance(self.costs, RaggedCosts) else choice
+        return self._row_rests.with_probes(rows, choice) if isinstance(self._costs, RaggedCosts) else choice
 
     # -- behind a step ------------------------------------------------------------------------------------
 
@@ -315,7 +317,7 @@ class SpeculationController:
         if self.estimates.end_step() and self._spread is not None:
             self._spread.start_anew(self.estimates.survival(None)[0])
         self._tally.add(outcomes, choice, draft_seconds + other_seconds, self.reason)
-        if is_typical and outcomes and captured == isinstance(self.costs, PaddedCosts):
+        if is_typical and outcomes and captured == isinstance(self._costs, PaddedCosts):
             self._refresh(outcomes, draft_seconds, other_seconds)
         self._age_rest(draft_seconds + other_seconds, has_drafted=any(outcome.num_made for outcome in outcomes))
         if self._is_split:
@@ -325,11 +327,12 @@ class SpeculationController:
     def _refresh(self, outcomes: Seq[Outcome], draft_seconds: float, other_seconds: float) -> None:
         planned = [outcome.planned for outcome in outcomes]
         positions = sum(outcome.positions for outcome in outcomes)
-        if isinstance(self.costs, PaddedCosts):
-            self.costs.refresh(planned, positions, draft_seconds, other_seconds)
+        costs = self.costs.of(draws=any(outcome.draws for outcome in outcomes))
+        if isinstance(costs, PaddedCosts):
+            costs.refresh(planned, positions, draft_seconds, other_seconds)
         else:
             made = [0 if outcome.by_text else outcome.planned for outcome in outcomes]
-            self.costs.refresh(planned, positions, draft_seconds, other_seconds, made)
+            costs.refresh(planned, positions, draft_seconds, other_seconds, made)
 
     def _age_rest(self, seconds: float, *, has_drafted: bool) -> None:
         rest = self._rest

@@ -22,7 +22,7 @@ from paceline.plan import StepShapes
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 10  # of the tables and of how they are measured
+FORMAT = 11  # of the tables and of how they are measured
 
 
 class CostTable(msgspec.Struct):

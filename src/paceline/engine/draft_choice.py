@@ -105,8 +105,9 @@ class DraftChoice:
             lag = max(0, sequence.num_tokens - 2 - mark)
         found = NOTHING if before is not None else self._look_up(sequence)
         return DraftingRow(
-            sequence.seq_id, most, sequence.num_tokens, lag, sequence.has_own_seed, found.chances, found.draft_gain
-        )
+            sequence.seq_id, most, sequence.num_tokens, lag, sequence.has_own_seed, found.chances, found.draft_gain,
+            draws=not sequence.sampling.takes_likeliest,
+        )  # fmt: skip
 
     def wanted(self, sequence: Sequence) -> int:
         """Drafts in this step, whatever they come from."""
@@ -151,7 +152,7 @@ class DraftChoice:
         outcomes = [
             Outcome(
                 row.seq_id, plan.num_draft_tokens, row.num_drafted, row.num_accepted, plan.num_committed_tokens,
-                by_text=bool(plan.text_drafts),
+                by_text=bool(plan.text_drafts), draws=not plan.sampling.takes_likeliest,
             )
             for row, plan in zip(result.rows, plans, strict=True)
             if row.output_token_ids and len(plan.token_ids) == 1

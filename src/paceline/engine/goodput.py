@@ -37,6 +37,7 @@ class DraftingRow:
     gain       factor of the chance that the draft model's first token is kept here
     by_text    its drafts are those: `most` is their number, and the draft model makes no pass for them
     spell      steps that the draft is expected to go on once it has caught up
+    draws      a law is computed for its tokens, which takes a CPU time (see RaggedCosts.drawn)
     """
 
     seq_id: int
@@ -48,6 +49,7 @@ class DraftingRow:
     gain: float = 1.0
     by_text: bool = False
     spell: float = HORIZON
+    draws: bool = False
 
 
 @dataclass(frozen=True, slots=True)

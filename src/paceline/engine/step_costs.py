@@ -95,6 +95,10 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
             split_table=[[seconds(Form(size, k, size // 2)) for k in forms.split_counts] for size in forms.split_sizes],
         )  # fmt: skip
 
+    def of(self, *, draws: bool) -> PaddedCosts:
+        """A captured step computes the laws of all its rows in any case."""
+        return self
+
     @property
     def forms(self) -> StepForms:
         return StepForms(self.sizes, self.draft_counts, self.split_sizes, self.split_counts)
@@ -162,6 +166,8 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
     target_position, draft_position   seconds that one more position of one row adds to a pass
     padding_seconds                   of a query that attention computes since another row has more: see `padding`
     departures                        what the steps that were measured, at start and live, take beside that
+    drawn                             the same of steps in which a row draws its tokens: laws take time for each place,
+                                      and the draft's passes are calls of their own. None: not told apart
     """
 
     verify: Curve
@@ -173,6 +179,11 @@ class RaggedCosts(msgspec.Struct, tag="ragged"):
     refresher: Refresher = msgspec.field(default_factory=lambda: Refresher(0.1, 0.02, seen=0))
     padding_seconds: float = 0.0
     departures: Departures = msgspec.field(default_factory=Departures.none)
+    drawn: RaggedCosts | None = None
+
+    def of(self, *, draws: bool) -> RaggedCosts:
+        """Those of a step in which a row draws, or none does."""
+        return self.drawn if draws and self.drawn is not None else self
 
     def doubt(self, num_rows: int, k: int) -> float:
         """As for captured steps, of a step in which all rows have k drafts."""

@@ -27,6 +27,7 @@ class Outcome:
     num_accepted: int
     positions: int
     by_text: bool = False  # its drafts were looked up
+    draws: bool = False  # see DraftingRow
 
     @property
     def num_made(self) -> int:

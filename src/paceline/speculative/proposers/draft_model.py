@@ -43,7 +43,8 @@ class DraftModelProposer:
         if self._in_one_call(rows, readers):
             return self._propose_in_one_call(rows, readers, texts, sampling.device)
         output, failed = self._read_chunks(readers)
-        draft = _Draft(rows, texts, sampling, self._vocab_size)
+        with one_thread(is_short(output.logits)):
+            draft = _Draft(rows, texts, sampling, self._vocab_size)
         active = draft.rows_at(0)
         for step in range(max((row.num_model_drafts for row in rows), default=0)):
             with one_thread(is_short(output.logits)):
@@ -52,7 +53,8 @@ class DraftModelProposer:
             if after:
                 output = self._read_tokens([rows[row] for row in after], step, tokens[_places(active, after)])
             active = after
-        return draft.proposal(failed)
+        with one_thread(is_short(output.logits)):
+            return draft.proposal(failed)
 
     def _in_one_call(self, rows: list[RowPlan], readers: list[RowPlan]) -> bool:
         """All drafts of the model are argmaxes of its logits. (Tokens behind `vocab_size` may not be among them.)"""
@@ -61,7 +63,7 @@ class DraftModelProposer:
             runner.drafts_in_one_call
             and runner.architecture.vocab_size == self._vocab_size
             and any(row.num_model_drafts for row in readers)
-            and all(row.sampling.greedy and not row.sampling.edits_logits for row in rows if row.num_model_drafts)
+            and all(row.sampling.takes_likeliest for row in rows if row.num_model_drafts)
         )
 
     def _propose_in_one_call(
