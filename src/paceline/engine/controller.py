@@ -60,6 +60,7 @@ class SpeculationController:
         self._k = 0  # of the last decision
         self._decided: dict[int, int] = {}
         self._chances: dict[int, float] = {}  # that a row's first draft is kept, as was thought in the last decision
+        self._survived: tuple[Seq[DraftingRow], list[list[float]]] | None = None  # of the decision under way
         self._by_text: frozenset[int] = frozenset()
         self._expected: Choice | None = None
         self._under_way: deque[Choice | None] = deque()
@@ -112,7 +113,8 @@ class SpeculationController:
         if any(row.most for row in rows) and not self._may_sleep_on(rows):
             choice, probes = self._decide_for_the_model(rows, others, choice)
         if isinstance(self._costs, RaggedCosts) and any(row.text for row in rows):
-            survivals, rests = self._survivals(rows), self._rest is not None
+            known, rests = self._survived, self._rest is not None
+            survivals = known[1] if known is not None and known[0] is rows else self._survivals(rows)
             choice, texts = with_texts(rows, survivals, choice, self._costs, others=others, probes=probes, rests=rests)
             self._by_text = frozenset(rows[index].seq_id for index in texts)
         self._expected = choice
@@ -160,6 +162,7 @@ class SpeculationController:
     def _choose(self, rows: Seq[DraftingRow], others: int, nobody: Choice) -> Choice:
         """The best; but nobody is sent to rest as long as it may be bad luck, nor called back by good luck alone."""
         survivals = self._survivals(rows)
+        self._survived = rows, survivals
         self._chances = {row.seq_id: survival[0] for row, survival in zip(rows, survivals, strict=True)}
         rest = self._rest
         if rest is not None and rest.num_probes and len(rows) >= _SAME_LOAD * rest.begun_with:
