@@ -25,7 +25,11 @@ from paceline.step_forms import Form, StepForms
 
 SECONDS = 4.0  # for eager steps whose rows take the likeliest token, and as many for those in which some draw
 _RUNS = 3
-_MOST_ROUNDS = 6  # over the eager grid
+MORE_SECONDS = 8.0  # ... and at most so many on a machine that others disturb
+_MOST_ROUNDS = 40  # over the eager grid
+_REFERENCE_ROWS = 8  # of the step by which it is told whether the machine is disturbed
+_DISTURBED = 1.3  # times what that step can take
+_SOUND = 2  # undisturbed measurements of a cell that are wanted
 _CONTEXT = 128  # positions of a row
 _MORE_CONTEXT = 1024
 _EAGER_ROWS = (1, 8, 32, 4, 2, 16, 64, 128)  # the range first, should time be short
@@ -240,21 +244,52 @@ def _draft_counts(bench: _Bench, rows: int) -> list[int]:
 
 
 def _least(bench: _Bench, cells: list[tuple[int, int]], context: int) -> dict[tuple[int, int], StepTimings]:
-    """The least time of each part, in rounds over all cells as long as there is time: what others do on the machine
-    only ever makes a step longer, and a table with one slow cell in it would forbid what it stands for."""
-    best: dict[tuple[int, int], StepTimings] = {}
-    deadline = bench.clock() + SECONDS
+    """The least time of each part, in rounds over all cells, SECONDS long. What others do on the machine only ever
+    makes a step longer; but where it does so for seconds (a virtual machine whose processors share one for a while
+    takes twice as long), a table would hold cells of both times. So one and the same step is timed before each cell,
+    and what was measured while that took longer than it can is only believed of a cell that nothing else is known of.
+    Such cells are tried again, for at most MORE_SECONDS."""
+    reference = (min(_REFERENCE_ROWS, bench.max_rows), 0)
+    found: dict[tuple[int, int], list[tuple[float, StepTimings]]] = {cell: [] for cell in cells}
+    started, lacking = bench.clock(), cells
     for turn in range(_MOST_ROUNDS):
-        for cell in cells:
-            if bench.clock() > deadline and len(best) > 1:
-                return {cell: timings for cell, timings in best.items() if cell[1] < 2 or (cell[0], 1) in best}
-            found = bench.least_of(*cell, context, runs=2 if turn == 0 else 1)
-            best[cell] = _lesser(best[cell], found) if cell in best else found
-    return best
+        for cell in lacking:
+            if (
+                bench.clock() > started + (SECONDS if turn == 0 else MORE_SECONDS)
+                and sum(map(bool, found.values())) > 1
+            ):
+                return _undisturbed(found)
+            pace = total(bench.least_of(*reference, context, runs=1))
+            found[cell].append((pace, bench.least_of(*cell, context, runs=2 if turn == 0 else 1)))
+        quickest = min(pace for times in found.values() for pace, _ in times)
+        is_over = bench.clock() > started + SECONDS
+        lacking = [
+            cell
+            for cell in cells
+            if not is_over or sum(pace <= _DISTURBED * quickest for pace, _ in found[cell]) < _SOUND
+        ]
+    return _undisturbed(found)
 
 
-def _lesser(one: StepTimings, other: StepTimings) -> StepTimings:
-    return StepTimings(*map(min, _parts(one), _parts(other)))
+def _undisturbed(found: dict[tuple[int, int], list[tuple[float, StepTimings]]]) -> dict[tuple[int, int], StepTimings]:
+    quickest = min(pace for times in found.values() for pace, _ in times)
+    best: dict[tuple[int, int], StepTimings] = {}
+    for cell, times in found.items():
+        sound = [timings for pace, timings in times if pace <= _DISTURBED * quickest] or [one for _, one in times]
+        if sound:
+            best[cell] = StepTimings(*map(min, zip(*map(_parts, sound), strict=True)))
+    known = {cell: timings for cell, timings in best.items() if cell[1] < 2 or (cell[0], 1) in best}
+    return {cell: _possible(cell, known) for cell in known}
+
+
+def _possible(cell: tuple[int, int], known: dict[tuple[int, int], StepTimings]) -> StepTimings:
+    """No pass takes longer than several that do the same: one of all rows for each place, or one for some rows each."""
+    (rows, k), timings = cell, known[cell]
+    passes = [
+        (k + 1) * -(-rows // fewer) * other.verify for (fewer, drafts), other in known.items() if not drafts
+        if fewer <= rows
+    ]  # fmt: skip
+    return StepTimings(timings.draft, min([timings.verify, *passes]), timings.accept)
 
 
 def _padding_seconds(bench: _Bench, costs: RaggedCosts, context: int) -> float:
