@@ -22,9 +22,10 @@ def test_a_burst_hardly_moves_what_a_run_is_said_to_take() -> None:
         return [(kind, usual[kind] * rng.gauss(1, 0.05) * (8 if rng.random() < 0.1 else 1)) for kind in kinds]
 
     runs = [steps(60) for _ in range(5)]
+    runs[1] = [(kind, 2 * seconds) for kind, seconds in runs[1]]  # a whole run in a slow moment
     settled = settled_seconds(runs)
     for run, seconds in zip(runs, settled, strict=True):
-        assert seconds == pytest.approx(sum(usual[kind] for kind, _ in run), rel=0.05)
+        assert seconds == pytest.approx(sum(usual[kind] for kind, _ in run), rel=0.08)
     assert sum(took for run in runs for _, took in run) > 1.3 * sum(settled)
 
 
