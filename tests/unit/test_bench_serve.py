@@ -303,9 +303,7 @@ def test_speed_is_all_tokens_over_all_seconds_and_no_mean_of_rates() -> None:
     assert off.output_tok_s is not None
     assert on.output_tok_s.value == pytest.approx(20 / 5)
     assert off.output_tok_s.value == pytest.approx(20 / 7.5)
-    assert on.output_tok_s.low is not None
-    assert on.output_tok_s.high is not None
-    assert 2.5 <= on.output_tok_s.low < 4 < on.output_tok_s.high <= 10
+    assert on.output_tok_s.low is None  # of two answers
     (compared,) = results.comparisons
     assert compared.throughput_gain is not None
     assert compared.throughput_gain.value == pytest.approx(1.5)
@@ -513,7 +511,10 @@ def test_raw_files_keep_everything_and_leave_out_broken_cases(tmp_path: Path) ->
     writer = RawWriter(path, whole.header)
     writer.write([*whole.records, *whole.spans, record("on", 64)])  # the last one's case did not end
     writer.close()
-    assert all_of(read_raw(path)) == (
+    found, said = all_of(read_raw(path))
+    for line in (found.header, *found.spans):
+        line.digest = None
+    assert (found, said) == (
         whole,
         [
             "on, 64 users, round 1: the case is not over in this file; its 1 request is left out.",

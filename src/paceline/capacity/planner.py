@@ -116,6 +116,11 @@ class Answer:
                 return swept.concurrency
         return None
 
+    @property
+    def is_for_want_of_room(self) -> bool:
+        """At the break-even no K gains because none has room in the cache for so many requests."""
+        return any(len(swept.points) == 1 for swept in self.sweep if swept.concurrency == self.break_even)
+
 
 def _saving(plain: Fleet | None, drafted: Fleet | None) -> float | None:
     return None if plain is None or drafted is None else 1 - drafted.rented_gpus / plain.rented_gpus

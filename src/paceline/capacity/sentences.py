@@ -97,6 +97,11 @@ def break_even_in_words(answer: Answer) -> str:
     if answer.break_even is None:
         return f"{where} the best K gains at every number of requests shown."
     requests = "1 request" if answer.break_even == 1 else f"{answer.break_even} requests"
+    if answer.is_for_want_of_room:
+        return (
+            f"{where} from {requests} in flight on, no K can be had: the cache has no room for so many with a draft "
+            "beside the target. Up to there the best K gains."
+        )
     return (
         f"{where} from {requests} in flight on, batching has used up what speculation gains from, and no K gains 2 % "
         "(a K without room in the cache counts as none)."

@@ -107,10 +107,12 @@ class SpeculationController:
         if not any(row.most or row.text for row in rows):
             return
         self._costs = self.costs.of(draws=any(row.draws for row in rows))
-        rows = [replace(row, spell=self._spells.expected(row.seq_id)) if row.lag else row for row in rows]
         probes: dict[int, int] = {}
         choice = plain(rows, self._costs, others)
-        if any(row.most for row in rows) and not self._may_sleep_on(rows):
+        is_awake = any(row.most for row in rows) and not self._may_sleep_on(rows)
+        if is_awake or any(row.text for row in rows):
+            rows = [replace(row, spell=self._spells.expected(row.seq_id)) if row.lag else row for row in rows]
+        if is_awake:
             choice, probes = self._decide_for_the_model(rows, others, choice)
         if isinstance(self._costs, RaggedCosts) and any(row.text for row in rows):
             known, rests = self._survived, self._rest is not None

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.bench.serve import latency
-from paceline.bench.serve.intervals import Estimate, rate_ratio, ratio
+from paceline.bench.serve.intervals import FEWEST, Estimate, among_rounds, rate_ratio, ratio
 from paceline.bench.serve.records import Load, Record
 from paceline.bench.serve.results import BreakEven, Case, Comparison
 
@@ -32,8 +32,7 @@ def compare(case: Case, base: Case, records: Records, *, greedy: bool) -> Compar
     pairs = _pairs(ours, theirs)
     gain = None
     if case.load.kind == "users":  # with arrivals of their own the load decides the throughput, not the server
-        gain = rate_ratio(case.slices, base.slices)
-        gain = gain or _of_values(case.output_tok_s, base.output_tok_s)
+        gain = _of_slices(case, base, took_turns=bool(pairs)) or _of_values(case.output_tok_s, base.output_tok_s)
     texts = [(one.text_hash, two.text_hash) for one, two in pairs]
     return Comparison(
         arm=case.arm,
@@ -54,13 +53,25 @@ def _pairs(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[Recor
     return [(one, two) for one, two in found if two is not None and two.prompt == one.prompt]
 
 
+def _of_slices(case: Case, base: Case, *, took_turns: bool) -> Estimate | None:
+    """Of tokens a second. `took_turns`: the rounds of both are the same moments."""
+    gain = rate_ratio(case.slices, base.slices)
+    if gain is None or min(case.num_requests - case.num_failed, base.num_requests - base.num_failed) < FEWEST:
+        return None if gain is None else Estimate(gain.value)
+    ours, theirs = case.slices.by_round, base.slices.by_round
+    if took_turns and len(ours) == len(theirs) and min(theirs, default=0) > 0:
+        return among_rounds(gain, [one / two for one, two in zip(ours, theirs, strict=True)])
+    return among_rounds(gain, ours, theirs)
+
+
 def _paired(pairs: Sequence[tuple[Record, Record]], metric: Callable[[Record], float | None]) -> Estimate | None:
-    values = [(metric(theirs), metric(ours)) for ours, theirs in pairs]
-    known = [(above, below) for above, below in values if above is not None and below is not None]
+    values = [(ours.round, metric(theirs), metric(ours)) for ours, theirs in pairs]
+    known = [(number, above, below) for number, above, below in values if above is not None and below is not None]
     if not known:
         return None
-    above, below = np.asarray(known, dtype=np.float64).T
-    return ratio(above, below, paired=True)
+    rounds, above, below = np.asarray(known, dtype=np.float64).T
+    each = [(above[rounds == number].mean(), below[rounds == number].mean()) for number in np.unique(rounds)]
+    return among_rounds(ratio(above, below, paired=True), [float(one / two) for one, two in each if two > 0])
 
 
 def _of_means(case: Case, base: Case, metric: str) -> Estimate | None:
@@ -97,7 +108,7 @@ def _break_even(arm: str, baseline: str, gains: Mapping[float, Estimate]) -> Bre
 
 def _in_words(arm: str, baseline: str, gains: Mapping[float, Estimate], users: float | None) -> str:
     """What is shown first; then the loads at which nothing is: no sentence claims what a later one takes back."""
-    more, fewer, unsure, even = (
+    more, fewer, unsure, even, unknown = (
         [load for load, gain in gains.items() if verdict(gain) == wanted] for wanted in Verdict
     )
     parts = []
@@ -114,6 +125,11 @@ def _in_words(arm: str, baseline: str, gains: Mapping[float, Estimate], users: f
     if unsure:
         start = "At" if parts else f"No difference in tokens a second between {arm} and {baseline} is shown: at"
         parts.append(f"{start} {_at(unsure)} the 95 % interval of the gain holds both gain and loss.")
+    if unknown:
+        than = f"tokens a second than {baseline} at"
+        higher, lower = ([load for load in unknown if (gains[load].value > 1) is is_more] for is_more in (True, False))
+        where = [f"{word} {than} {_at(loads)}" for word, loads in (("more", higher), ("fewer", lower)) if loads]
+        parts.append(f"Without an interval, by the values alone, {arm} gives {' and '.join(where)}.")
     if even:
         parts.append(f"{arm} and {baseline} give the same tokens a second at {_at(even)}.")
     if edge:
@@ -126,12 +142,13 @@ class Verdict(Enum):
     FEWER = 2
     UNSURE = 3  # the interval holds 1
     EVEN = 4  # no interval, and exactly 1
+    UNKNOWN = 5  # no interval
 
 
 def verdict(gain: Estimate) -> Verdict:
-    low, high = (gain.value if edge is None else edge for edge in (gain.low, gain.high))
-    if low == high == 1:
-        return Verdict.EVEN
+    low, high = gain.low, gain.high
+    if low is None or high is None:
+        return Verdict.EVEN if gain.value == 1 else Verdict.UNKNOWN
     return Verdict.MORE if low > 1 else Verdict.FEWER if high < 1 else Verdict.UNSURE
 
 

@@ -22,12 +22,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from paceline.bench.serve.intervals import Slices
+from paceline.bench.serve.intervals import SLICES, Slices
 from paceline.bench.serve.records import CaseSpan, Record
 
 Values = npt.NDArray[np.float64]
 METRICS = ("ttft", "tpot", "itl", "gap", "e2e")
-_SLICES = 10
 
 
 def ttft(record: Record) -> float:
@@ -117,7 +116,7 @@ def window(span: CaseSpan, records: Sequence[Record]) -> Window | None:
     if end <= start:
         return None
     times, tokens = _token_times(good)
-    counted, _ = np.histogram(times, bins=_SLICES, range=(start, end), weights=tokens)
+    counted, _ = np.histogram(times, bins=SLICES, range=(start, end), weights=tokens)
     return Window((end - start) / 1e6, counted)
 
 

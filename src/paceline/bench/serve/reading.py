@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from paceline.bench.digests import of_document
 from paceline.bench.files import read_text
 from paceline.bench.serve import guidellm, vllm_bench
 from paceline.bench.serve.anew import RAW_NAME, derived_anew
@@ -45,6 +46,11 @@ def read_results(path: Path) -> Results:
         raise ConfigurationError(f"{path} holds no complete case: the run was cut short before the first was over.")
     if problem := next(contradictions(found), ""):
         raise ConfigurationError(f"{path}: {problem}. The file was edited or cut; run it again.")
+    if found.digest is not None and found.digest != of_document(_objects(path, text)[0]):
+        raise ConfigurationError(
+            f"{path} was changed after it was written, so its figures are not those that were measured. Run it again; "
+            f"or report the {RAW_NAME} of the run, which all of them are derived from."
+        )
     return found
 
 

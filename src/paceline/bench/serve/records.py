@@ -6,12 +6,14 @@ Times of a record are microseconds since its own start; starts are microseconds 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from paceline.bench.digests import Chain, first_edited, with_digest
 from paceline.bench.serve.sse import Count
 from paceline.errors import ConfigurationError
 
@@ -67,6 +69,7 @@ class RunHeader(msgspec.Struct, tag="run", tag_field="kind", forbid_unknown_fiel
     arms: list[ArmInfo]
     baseline: str | None
     notes: list[str] = []
+    digest: str | None = None  # of this line; the last field (digests.py)
 
 
 class Reads(msgspec.Struct, forbid_unknown_fields=True):
@@ -92,6 +95,7 @@ class CaseSpan(msgspec.Struct, tag="case", tag_field="kind", forbid_unknown_fiel
     accepted_per_position: list[Rise] = []
     reads: Reads | None = None
     requests: Count | None = None  # how many there are of it in the file
+    digest: str | None = None  # of all lines up to this one; the last field (digests.py)
 
 
 class Record(msgspec.Struct, tag="request", tag_field="kind", omit_defaults=True, forbid_unknown_fields=True):
@@ -149,11 +153,14 @@ class RawWriter:
     def __init__(self, path: Path, header: RunHeader) -> None:
         self.path = path
         self._file = path.open("wb")
+        self._chain = Chain()
         self.write([header])
 
     def write(self, lines: Iterable[Line]) -> None:
         for line in lines:
-            self._file.write(_encode(line) + b"\n")
+            text = _encode(line)
+            digest = self._chain.add(json.loads(text))
+            self._file.write((text if isinstance(line, Record) else with_digest(text, digest)) + b"\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -178,5 +185,10 @@ def read_raw(path: Path) -> Raw:
         raise ConfigurationError(f"{path} is of another version: schema {header.schema}; this one reads {SCHEMA}.")
     if found := problem(lines):
         raise ConfigurationError(f"{path}, {found}.")
+    if (edited := first_edited(text for _, text in (texts[:-1] if is_cut else texts))) is not None:
+        raise ConfigurationError(
+            f"{path}, line {edited}: it or a line before it was changed after it was written, so its figures are not "
+            "those that were measured. Run it again."
+        )
     spans = [line for _, line in lines if isinstance(line, CaseSpan)]
     return Raw(header, spans, [line for _, line in lines if isinstance(line, Record)], is_cut)

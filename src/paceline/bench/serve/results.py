@@ -5,12 +5,14 @@ Results of other tools are read into the same form (guidellm.py, vllm_bench.py);
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from paceline.bench.digests import of_document
 from paceline.bench.files import replacing
 from paceline.bench.serve.intervals import Estimate, Slices
 from paceline.bench.serve.records import SCHEMA, ArmInfo, Load
@@ -155,6 +157,7 @@ class Results(msgspec.Struct):
     break_even: list[BreakEven] = []
     sources: list[Source] = []
     warnings: list[str] = []  # what must be read before any figure: in what runs differ, that one drifted
+    digest: str | None = None  # of all else in a file (digests.py); None: not from a file, or from an earlier version's
 
     @property
     def origins(self) -> list[Source]:
@@ -172,6 +175,8 @@ BENCHMARK = "serve"
 
 def write_results(path: Path, results: Results) -> None:
     content = msgspec.json.encode(msgspec.to_builtins(results))
+    plain = json.loads(content)
+    content = msgspec.json.encode({**plain, "digest": of_document(plain)})
     with replacing(path) as partial:
         partial.write_bytes(msgspec.json.format(content, indent=1) + b"\n")
 

@@ -11,7 +11,7 @@ from paceline.bench.serve import latency
 from paceline.bench.serve.arrival_notes import arrival_notes
 from paceline.bench.serve.compare import break_even, comparisons
 from paceline.bench.serve.drift import drift
-from paceline.bench.serve.intervals import Estimate, estimate, percentile, rate
+from paceline.bench.serve.intervals import FEWEST, Estimate, among_rounds, estimate, percentile, rate
 from paceline.bench.serve.passes import passes_of
 from paceline.bench.serve.records import SCHEMA, ArmInfo, CaseSpan, Counts, Load, Raw, Record
 from paceline.bench.serve.results import BENCHMARK, OWN_TOOL, STATISTICS, Acceptance, Case, Results
@@ -67,14 +67,22 @@ def _case(
     good = latency.answered(records)
     windows = [found for span in spans if (found := latency.window(span, _of(span, records))) is not None]
     slices = latency.slices(windows)
-    speed = rate(slices)
+    by_round = [_of(span, records) for span in spans]
+    speed = among_rounds(rate(slices), slices.by_round)
+    if speed is not None and len(good) < FEWEST:
+        speed = Estimate(speed.value)  # tenths of a few answers say nothing of others
     seconds = sum(span.end_us - span.start_us for span in spans) / 1e6
     concurrency = latency.mean_concurrency(spans, records)
     users = load.value if load.kind == "users" else concurrency
     values = latency.samples(records)
-    latencies = {name: _statistics(name, sample) for name, sample in values.items() if len(sample)}
+    of_rounds = [latency.samples(some) for some in by_round]
+    latencies = {
+        name: _statistics(name, sample, [samples[name] for samples in of_rounds if len(samples[name])])
+        for name, sample in values.items()
+        if len(sample)
+    }
     median = latencies.get("tpot", {}).get("p50")
-    share = estimate(np.asarray([latency.is_good(r, objectives) for r in records], dtype=float)) if objectives else None
+    share = _share(by_round, objectives) if objectives else None
     case = Case(
         arm=arm.name,
         load=load,
@@ -115,14 +123,25 @@ def _sum(records: Sequence[Record], name: str) -> int | None:
     return sum(known) if known else None
 
 
-def _statistics(name: str, sample: latency.Values) -> dict[str, Estimate]:
+def _share(by_round: Sequence[Sequence[Record]], objectives: Mapping[str, float]) -> Estimate | None:
+    """Of requests within the objectives."""
+    rounds = [np.asarray([latency.is_good(r, objectives) for r in some], dtype=float) for some in by_round]
+    found = estimate(np.concatenate(rounds)) if rounds else None
+    return among_rounds(found, [float(good.mean()) for good in rounds if len(good)], most=1.0)
+
+
+def _statistics(name: str, sample: latency.Values, by_round: Sequence[latency.Values]) -> dict[str, Estimate]:
     found = {}
     for statistic in STATISTICS:
         q = None if statistic == "mean" else float(statistic[1:])
+
+        def of(values: latency.Values, q: float | None = q) -> float:
+            return float(values.mean() if q is None else np.percentile(values, q))
+
         if name in _CLUSTERED:
-            found[statistic] = Estimate(float(sample.mean() if q is None else np.percentile(sample, q)))
+            found[statistic] = Estimate(of(sample))
         else:
-            value = estimate(sample) if q is None else percentile(sample, q)
+            value = among_rounds(estimate(sample) if q is None else percentile(sample, q), [*map(of, by_round)])
             assert value is not None
             found[statistic] = value
     return found
