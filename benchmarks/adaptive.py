@@ -8,9 +8,9 @@ same drafts. In a mixed batch every other row's drafts are good and the rest are
 What is compared is expected tokens (of the drafts that were really planned) over seconds that were really spent: with
 the tokens that luck gave, batches of one would need minutes each.
 On a CPU, which others may slow at any moment, all sides take turns in an order that turns round, each side with short
-runs; each step counts with the undisturbed time of its kind over all rounds of its side (steps_by_kind.py), and what is told
-is the median over rounds of the ratio within a round. A fixed K that is hopeless in the first two rounds is left out of
-the others.
+runs; each step counts with the undisturbed time of its kind over all rounds of its side (steps_by_kind.py), and what is
+told is the median over rounds of the ratio within a round. A fixed K that is hopeless in the first two rounds is left
+out of the others.
 Every run covers the same positions. A side is timed from its second step of all rows on; the controller starts each
 acceptance knowing nothing of it, and answers each batch `--repeats` times with new requests: a run on a GPU is over in
 a second, and what is learnt of a single request in so few steps is mostly luck.

@@ -19,7 +19,7 @@ def kind_of(drafts: Sequence[int]) -> Kind:
 
 
 def settled_seconds(runs: Iterable[Sequence[tuple[Kind, float]]]) -> list[float]:
-    """Of each run (its steps, with the seconds that each took), if every step had taken the lower quintile over all runs."""
+    """Of each run (its steps, with the seconds that each took), if each had taken the lower quintile over all runs."""
     runs = list(runs)
     times: dict[Kind, list[float]] = defaultdict(list)
     for steps in runs:

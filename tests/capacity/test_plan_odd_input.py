@@ -324,3 +324,21 @@ def test_a_price_of_a_day_to_come_is_refused(tmp_path: Path) -> None:
         load_prices(prices)
     prices.write_text("\n".join([*lines, 'checked = "2025-01-01"']))
     assert load_prices(prices)[0].checked == "2025-01-01"
+
+
+def test_where_the_cache_is_full_it_is_not_batching_that_is_named() -> None:
+    """A draft's cache beside the target's: from some concurrency on there is room for the target alone."""
+    pair = ("llama-3.1-8b", "--draft", "llama-3.2-1b", "--acceptance", "0.78", "--tp", "1", "--users", "8")
+    full = " ".join(plan(*pair, "--gpu", "l40s", "--input-len", "6000", "--output-len", "400").output.split())
+    assert "no K can be had: the cache has no room for so many" in full
+    assert "batching has used up" not in full
+    roomy = " ".join(plan(*pair, "--gpu", "h200", "--input-len", "100", "--output-len", "100").output.split())
+    assert "batching has used up what speculation gains from" in roomy
+
+
+def test_degrees_that_cannot_be_are_named_with_those_that_can() -> None:
+    said = refused(plan("llama-3.1-8b", "--gpu", "h200", "--tp", "3", "--users", "8"))
+    assert "--tp 3" in said
+    assert "1, 2, 4 and 8 do" in said
+    mixed = " ".join(plan("llama-3.1-8b", "--gpu", "h200", "--tp", "1,3", "--users", "8").output.split())
+    assert "TP=3 is left out" in mixed

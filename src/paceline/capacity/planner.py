@@ -22,6 +22,7 @@ from paceline.worker.memory_plan import MemoryPlan
 
 MOST_SEQUENCES = 1024  # on one replica
 SWEPT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_USUAL_DEGREES = (1, 2, 4, 8)  # the default; of these, what cannot be is left out without a word
 _WORTH_IT = 1.02  # a gain below this is no reason to draft
 
 
@@ -147,7 +148,12 @@ def answer(question: Question) -> Answer:
 
 def _fitting(question: Question) -> tuple[list[int], list[str]]:
     """The degrees with room for the weights and one request; and why the others have none."""
-    fitting, notes = [], []
+    fitting: list[int] = []
+    notes = [
+        f"TP={tp} is left out: the heads of the models, or the GPUs of a node, cannot be cut so."
+        for tp in question.asked_tps
+        if tp not in question.tps and tp not in _USUAL_DEGREES
+    ]
     for tp in question.tps:
         try:
             question.memory(tp, 0, 1)

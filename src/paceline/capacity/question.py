@@ -70,6 +70,7 @@ class Question:
     utilization: float = 1.0
     selling: Selling = field(default_factory=Selling)
     is_random: bool = True
+    asked_tps: tuple[int, ...] = ()  # by the user; those beside `tps` cannot be
 
     def replica(self, tp: int) -> Replica:
         setup = Setup(

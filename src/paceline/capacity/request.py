@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -130,6 +130,7 @@ def read_request(request: Request) -> Asked:
         objective=Objective(ttft=_seconds(request.ttft_ms), tpot=_seconds(request.tpot_ms)),
         ks=tuple(sorted(set(request.ks) | {0})) if request.draft else (0,),
         tps=_degrees(request, target, draft, gpu),
+        asked_tps=tuple(request.tps),
         draft_tp=request.draft_tp,
         limits=_limits(request, target),
         efficiency=calibration.efficiency if calibration else Efficiency(),
@@ -254,7 +255,7 @@ def _degrees(request: Request, target: PlannedModel, draft: PlannedModel | None,
     if not found:
         raise NoDegreeError(
             f"--tp {_joined(request.tps)}: none of them divides {arch.num_heads} heads and {arch.num_kv_heads} "
-            f"key-value heads within a node of {gpu.gpus_per_node} GPUs."
+            f"key-value heads within a node of {gpu.gpus_per_node} GPUs; {_and(possible_degrees(target, gpu))} do."
         )
     if draft is None:
         return tuple(found)
@@ -265,6 +266,16 @@ def _degrees(request: Request, target: PlannedModel, draft: PlannedModel | None,
             f"{draft.architecture.num_kv_heads} key-value heads) and a degree of the target's (--tp {_joined(found)})."
         )
     return tuple(shares)
+
+
+def possible_degrees(model: PlannedModel, gpu: Gpu) -> list[int]:
+    """Of tensor parallelism, within a node."""
+    return [tp for tp in range(1, gpu.gpus_per_node + 1) if _divides(tp, model)]
+
+
+def _and(numbers: Sequence[int]) -> str:
+    words = [str(number) for number in numbers]
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _divides(tp: int, model: PlannedModel) -> bool:
