@@ -189,7 +189,8 @@ def test_tls_has_the_clients_own_time(tmp_path: Path, monkeypatch: pytest.Monkey
 def notes(*reads: Reads | None) -> list[str]:
     arms = [info(name) for name in ("on", "off")[: len(reads)]]
     spans = [span(arm.name, reads=found) for arm, found in zip(arms, reads, strict=True)]
-    return summarize(raw(arms, spans, [record(arm.name) for arm in arms])).notes
+    found = summarize(raw(arms, spans, [record(arm.name) for arm in arms])).notes
+    return [note for note in found if not note.startswith(("One round", "Too few answers"))]
 
 
 def test_a_report_says_whose_clock_it_was() -> None:

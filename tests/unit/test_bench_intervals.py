@@ -27,28 +27,28 @@ def gain_of(rng: np.random.Generator, rounds: int, shared: float) -> Estimate:
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3, 5])
-@pytest.mark.parametrize("shared", [0.0, 0.1])
+@pytest.mark.parametrize("shared", [0.0, 0.1, 0.2])
 def test_intervals_hold_the_truth_as_often_as_they_say(rounds: int, shared: float) -> None:
     """Three runs of one set-up had said 0.72, 0.79 and 1.22 times, each with confidence."""
     rng = np.random.default_rng(rounds)
     found = [gain_of(rng, rounds, shared) for _ in range(100)]
     holds = [one.low <= GAIN <= one.high for one in found if one.low is not None and one.high is not None]
     assert len(holds) == 100
-    assert sum(holds) >= 85
+    assert sum(holds) >= (90 if shared < 0.2 else 80)
     if not shared and rounds >= 3:
         widths = sorted(one.high / one.low for one in found if one.low is not None and one.high is not None)
-        assert widths[50] < 1.3
+        assert widths[50] < 1.35
 
 
 def test_a_single_round_shows_only_large_gains() -> None:
     alone = among_rounds(Estimate(1.2, 1.19, 1.21), [1.2])
     assert alone is not None
-    assert alone.low == pytest.approx(1.2 / math.exp(12.706 * 0.03), rel=1e-3)
+    assert alone.low == pytest.approx(1.2 / math.exp(12.706 * 0.06), rel=1e-3)
     assert verdict(alone) is Verdict.UNSURE
     three = among_rounds(Estimate(1.2, 1.19, 1.21), [1.2, 1.2, 1.2])
     assert three is not None
     assert three.low is not None
-    assert 1.12 < three.low < 1.18
+    assert 1.1 < three.low < 1.15
     assert verdict(three) is Verdict.MORE
 
 

@@ -16,6 +16,7 @@ from paceline.bench.serve.summary import summarize
 
 RAW_NAME = "requests.jsonl"
 _ROUNDING = 1e-6
+_EDGES = ("low", "high")  # of intervals, which another version may draw in another way
 
 
 def derived_anew(path: Path, stored: Results) -> Results | None:
@@ -42,7 +43,7 @@ def _others(stored: Any, found: Any, name: str) -> Iterator[str]:
     """Numbers that differ, by their names; what an earlier version did not have is no difference."""
     if isinstance(found, dict) and isinstance(stored, dict):
         where = f"{found['arm']}, {found['load']['value']:g}:" if "arm" in found else name
-        for key in (key for key in found if key in stored):
+        for key in (key for key in found if key in stored and key not in _EDGES):
             yield from _others(stored[key], found[key], f"{where} {key}".strip())
     elif isinstance(found, list) and isinstance(stored, list):
         if len(found) != len(stored) and stored:

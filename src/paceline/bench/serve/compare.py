@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.bench.serve import latency
-from paceline.bench.serve.intervals import FEWEST, Estimate, among_rounds, rate_ratio, ratio
+from paceline.bench.serve.intervals import Estimate, among_rounds, few_answers, rate_ratio, ratio
 from paceline.bench.serve.records import Load, Record
 from paceline.bench.serve.results import BreakEven, Case, Comparison
 
@@ -56,7 +56,8 @@ def _pairs(ours: Sequence[Record], theirs: Sequence[Record]) -> list[tuple[Recor
 def _of_slices(case: Case, base: Case, *, took_turns: bool) -> Estimate | None:
     """Of tokens a second. `took_turns`: the rounds of both are the same moments."""
     gain = rate_ratio(case.slices, base.slices)
-    if gain is None or min(case.num_requests - case.num_failed, base.num_requests - base.num_failed) < FEWEST:
+    answers = min(one.num_requests - one.num_failed for one in (case, base))
+    if gain is None or answers < few_answers(case.load.value):
         return None if gain is None else Estimate(gain.value)
     ours, theirs = case.slices.by_round, base.slices.by_round
     if took_turns and len(ours) == len(theirs) and min(theirs, default=0) > 0:

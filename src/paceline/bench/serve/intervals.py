@@ -7,9 +7,9 @@ interval is about this machine, these prompts and this day; it knows nothing of 
 
 What requests of one round share, the moment that an arm's turn happens to have, such a drawing does not see. So an
 interval is never narrower than what the rounds' own values give (`among_rounds`): their spread, on a logarithmic scale,
-by Student's t. A few rounds may agree by luck, and one has no spread: as in Smyth's moderated t (2004) a spread of 3 %
+by Student's t. A few rounds may agree by luck, and one has no spread: as in Smyth's moderated t (2004) a spread of 6 %
 is imagined beside the one that was seen, with the weight of one degree of freedom. With one round that is all there is,
-and its interval goes from two thirds to one and a half times the value.
+and its interval goes from half the value to twice it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,17 @@ Values = npt.NDArray[np.float64]
 Statistic = Callable[..., Any]
 _RESAMPLES = 1000
 FEWEST = 4  # requests, or slices; below that an interval would say nothing
-_IMAGINED = 0.03  # spread of a round's value, as a logarithm
+_IMAGINED = 0.06  # spread of a round's value, as a logarithm
 _IMAGINED_WEIGHT = 1.0  # degrees of freedom
 
 
 SLICES = 10  # of a round
+
+
+def few_answers(users: float | None) -> int:
+    """Below so many answers tenths of a round say nothing of tokens a second: with fewer than two for each user most of
+    them have no token or all of them."""
+    return max(FEWEST, math.ceil(2 * (users or 0)))
 
 
 class Estimate(msgspec.Struct):

@@ -11,7 +11,7 @@ from paceline.bench.serve import latency
 from paceline.bench.serve.arrival_notes import arrival_notes
 from paceline.bench.serve.compare import break_even, comparisons
 from paceline.bench.serve.drift import drift
-from paceline.bench.serve.intervals import FEWEST, Estimate, among_rounds, estimate, percentile, rate
+from paceline.bench.serve.intervals import Estimate, among_rounds, estimate, few_answers, percentile, rate
 from paceline.bench.serve.passes import passes_of
 from paceline.bench.serve.records import SCHEMA, ArmInfo, CaseSpan, Counts, Load, Raw, Record
 from paceline.bench.serve.results import BENCHMARK, OWN_TOOL, STATISTICS, Acceptance, Case, Results
@@ -69,8 +69,8 @@ def _case(
     slices = latency.slices(windows)
     by_round = [_of(span, records) for span in spans]
     speed = among_rounds(rate(slices), slices.by_round)
-    if speed is not None and len(good) < FEWEST:
-        speed = Estimate(speed.value)  # tenths of a few answers say nothing of others
+    if speed is not None and len(good) < few_answers(_users(load)):
+        speed = Estimate(speed.value)
     seconds = sum(span.end_us - span.start_us for span in spans) / 1e6
     concurrency = latency.mean_concurrency(spans, records)
     users = load.value if load.kind == "users" else concurrency
@@ -111,6 +111,10 @@ def _case(
     _add_acceptance(case, good, spans)
     case.passes, case.passes_by_category = passes_of(good, spans)
     return case
+
+
+def _users(load: Load) -> float | None:
+    return load.value if load.kind == "users" else None
 
 
 def _of(span: CaseSpan, records: Sequence[Record]) -> list[Record]:
@@ -242,8 +246,15 @@ def _notes(raw: Raw, cases: Sequence[Case]) -> list[str]:
     if cases and all(case.num_rounds == 1 for case in cases) and len(raw.header.arms) > 1:
         found.append(
             "One round: what an arm's turn owes to its moment cannot be told from one, so intervals are wide. "
-            "--seeds 0,1,2 makes them about a tenth as wide."
+            "--seeds 0,1,2 makes them much narrower."
         )
+    few = [
+        f"{case.arm} at {case.load.label} ({case.num_requests - case.num_failed} of {least})"
+        for case in cases
+        if case.num_requests - case.num_failed < (least := few_answers(_users(case.load)))
+    ]
+    if few:
+        found.append(f"Too few answers for an interval of tokens a second: {', '.join(few)}. More: --num-prompts.")
     found += arrival_notes(raw.spans)
     preempted = sum(span.counters.get("preemptions", 0) for span in raw.spans)
     if preempted:
