@@ -26,7 +26,7 @@ from paceline.step_forms import Form, StepForms
 SECONDS = 4.0  # for eager steps whose rows take the likeliest token, and as many for those in which some draw
 _RUNS = 3
 MORE_SECONDS = 8.0  # ... and at most so many on a machine that others disturb
-_MOST_ROUNDS = 40  # over the eager grid
+_ENOUGH_ROUNDS, _MOST_ROUNDS = 6, 40  # over the eager grid: of all cells, and of those that were disturbed
 _REFERENCE_ROWS = 8  # of the step by which it is told whether the machine is disturbed
 _DISTURBED = 1.3  # times what that step can take
 _SOUND = 2  # undisturbed measurements of a cell that are wanted
@@ -262,7 +262,7 @@ def _least(bench: _Bench, cells: list[tuple[int, int]], context: int) -> dict[tu
             pace = total(bench.least_of(*reference, context, runs=1))
             found[cell].append((pace, bench.least_of(*cell, context, runs=2 if turn == 0 else 1)))
         quickest = min(pace for times in found.values() for pace, _ in times)
-        is_over = bench.clock() > started + SECONDS
+        is_over = turn + 1 >= _ENOUGH_ROUNDS or bench.clock() > started + SECONDS
         lacking = [
             cell
             for cell in cells
