@@ -16,7 +16,7 @@ from paceline.capacity import memory
 from paceline.capacity.economics import Selling, money
 from paceline.capacity.memory import Limits, plan_pair, room_for_positions
 from paceline.capacity.page import page_data, render_page
-from paceline.capacity.planner import answer
+from paceline.capacity.planner import answer, what_stops
 from paceline.capacity.prices import load_prices
 from paceline.capacity.question import Load, Objective
 from paceline.capacity.sentences import saving_in_words
@@ -92,6 +92,50 @@ def test_sentences_without_a_fleet_on_one_side() -> None:
     assert words.startswith("Only speculation meets the objective: ")
     (words,) = saving_in_words(replace(both, fleets=tuple(fleet for fleet in both.fleets if not fleet.k)))
     assert words.startswith("No K meets the objective; without speculation ")
+
+
+def test_each_cause_by_which_a_replica_is_full() -> None:
+    asked = question()
+    assert what_stops(asked, 4, 3, 1) == ""
+    assert what_stops(asked, 1, 3, 1024) == "memory"
+    assert what_stops(question(ttft=1e-4), 4, 3, 1) == "ttft"
+    assert what_stops(question(tpot=1e-4), 4, 3, 1) == "tpot"
+    for fleet in answer(question(users=4096)).fleets:
+        assert fleet.limit == what_stops(question(users=4096), fleet.tp, fleet.k, fleet.most_sequences + 1) != ""
+
+
+@pytest.mark.parametrize(
+    ("limit", "cause"),
+    [
+        ("memory", "the cache is short, and within its room"),
+        ("ttft", "within --ttft-ms a replica can have 8 requests in flight with drafts, and 16 without"),
+        ("tpot", "within --tpot-ms a replica can have 8"),
+        ("", "batching serves this load better"),
+    ],
+)
+def test_why_drafts_cost_more_is_named(limit: str, cause: str) -> None:
+    found = answer(question())
+    assert found.plain is not None
+    plain = replace(found.plain, most_sequences=16)
+    dear = replace(plain, k=3, most_sequences=8, limit=limit, rented_gpus=2 * plain.rented_gpus)
+    (words,) = saving_in_words(replace(found, fleets=(plain, dear)))
+    assert "which costs 100% more: " in words
+    assert cause in words
+    assert limit == "" or "batching" not in words
+    alike = replace(dear, most_sequences=16)  # as many in flight: no bound is what makes it dearer
+    (words,) = saving_in_words(replace(found, fleets=(plain, alike)))
+    assert "batching serves this load better" in words
+
+
+@pytest.mark.parametrize(("objective", "cause"), [("ttft", "misses --ttft-ms"), ("tpot", "misses --tpot-ms")])
+def test_why_no_k_meets_the_objective_is_named(objective: str, cause: str) -> None:
+    """Drafts that are never kept, and an objective that a request alone just meets without them."""
+    free = question(users=1, rate=0.0, tpot=10.0, ttft=10.0, ks=(0, 5))
+    alone = operate(free.replica(4), free.load.workload, 1, 0)
+    bound = getattr(alone, objective) * 1.001
+    asked = question(users=1, rate=0.0, ks=(0, 5), **({"ttft": 10.0, "tpot": 10.0} | {objective: bound}))
+    (words,) = saving_in_words(answer(asked))
+    assert words.startswith(f"No K meets the objective (even alone a request {cause})")
 
 
 def test_a_useless_draft_costs_more() -> None:

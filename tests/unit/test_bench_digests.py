@@ -113,3 +113,28 @@ def test_a_line_is_told_by_all_before_it() -> None:
     assert first_edited([lines[0], lines[2]]) == 2
     assert first_edited(lines[:2]) is None
     assert first_edited([line.replace(b":", b" : ") for line in lines]) is None, "blanks say nothing"
+
+
+def test_a_digest_that_was_taken_out_of_a_sealed_file(raw_path: Path) -> None:
+    """Else the last case could be changed by hand: no line behind it tells of it."""
+    edited(raw_path, len(raw_path.read_bytes().splitlines()), lambda case: case.pop("digest"))
+    with pytest.raises(ConfigurationError, match=r"line \d+: it or a line before it was changed"):
+        read_raw(raw_path)
+
+
+def test_a_file_without_any_digest_is_taken_and_said(tmp_path: Path, raw_path: Path) -> None:
+    said = "carries no digest"
+    assert not any(said in note for note in read_results(raw_path).notes)
+    lines = [json.loads(line) for line in raw_path.read_bytes().splitlines()]
+    for line in lines:
+        line.pop("digest", None)
+    raw_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert any(said in note for note in read_results(raw_path).notes)
+    alone = tmp_path / "alone" / "bench.json"
+    alone.parent.mkdir()
+    write_results(alone, summarize(two_arms(users=(1, 8), rounds=2)))
+    assert not any(said in note for note in read_results(alone).notes)
+    results = json.loads(alone.read_text())
+    del results["digest"]
+    alone.write_text(json.dumps(results))
+    assert any(said in note for note in read_results(alone).notes)

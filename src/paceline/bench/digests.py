@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from typing import Any
 
 _NULL = b',"digest":null}'
+_SEALED = "case"  # lines of this kind carry one wherever the first line does: it was not taken out
 
 
 def canonical(content: dict[str, Any]) -> bytes:
@@ -56,6 +57,6 @@ def first_edited(lines: Iterable[bytes]) -> int | None:
         is_sealed = is_sealed or (number == 1 and said is not None)
         if not is_sealed:
             return None
-        if "digest" in content and said != found:
+        if ("digest" in content and said != found) or (said is None and content.get("kind") == _SEALED):
             return number
     return None

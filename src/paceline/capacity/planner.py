@@ -23,6 +23,7 @@ from paceline.worker.memory_plan import MemoryPlan
 MOST_SEQUENCES = 1024  # on one replica
 SWEPT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _USUAL_DEGREES = (1, 2, 4, 8)  # the default; of these, what cannot be is left out without a word
+LIMITS = ("memory", "ttft", "tpot")
 _WORTH_IT = 1.02  # a gain below this is no reason to draft
 
 
@@ -41,6 +42,7 @@ class Fleet:
     num_gpus: int  # that work
     rented_gpus: int  # whole machines
     most_sequences: int  # of a replica, within memory and objective
+    limit: str  # what one more would miss: one of LIMITS; '': nothing but the load
     point: Point
     memory: MemoryPlan
     money: Money | None
@@ -54,6 +56,7 @@ class Swept:
     concurrency: int
     points: tuple[Point, ...]
     best: Point  # most tokens a second
+    gain_with_room: float  # of the best K over none, were there room in the cache for every K
 
     @property
     def gain(self) -> float:
@@ -68,6 +71,7 @@ class Answer:
     fleets: tuple[Fleet, ...]  # every (TP, K) that can serve the load, cheapest first
     sweep: tuple[Swept, ...]
     swept_tp: int
+    fitting: tuple[int, ...]  # degrees of tensor parallelism with room for the weights and one request
     notes: tuple[str, ...]
 
     @property
@@ -119,8 +123,8 @@ class Answer:
 
     @property
     def is_for_want_of_room(self) -> bool:
-        """At the break-even no K gains because none has room in the cache for so many requests."""
-        return any(len(swept.points) == 1 for swept in self.sweep if swept.concurrency == self.break_even)
+        """At the break-even a K would gain, and none that does has room in the cache for so many requests."""
+        return any(swept.gain_with_room >= _WORTH_IT for swept in self.sweep if swept.concurrency == self.break_even)
 
 
 def _saving(plain: Fleet | None, drafted: Fleet | None) -> float | None:
@@ -142,6 +146,7 @@ def answer(question: Question) -> Answer:
         fleets=tuple(fleets),
         sweep=tuple(_sweep(question, swept_tp)),
         swept_tp=swept_tp,
+        fitting=tuple(fitting),
         notes=tuple(notes),
     )
 
@@ -192,6 +197,7 @@ def _fleet(question: Question, tp: int, k: int) -> Fleet | None:
         num_gpus=num_gpus,
         rented_gpus=rented,
         most_sequences=most,
+        limit="" if most >= MOST_SEQUENCES else what_stops(question, tp, k, most + 1),
         point=at,
         memory=question.memory(tp, k, most),
         money=_money(question, rented, served),
@@ -215,20 +221,27 @@ def _money(question: Question, rented: int, requests_per_second: float) -> Money
 
 def _most_sequences(question: Question, tp: int, k: int) -> int:
     """Of one replica; 0: not even one. More than the load's users are of no use."""
-    replica, workload = question.replica(tp), question.load.workload
-    positions = workload.most_positions + k
 
     def fits(concurrency: int) -> bool:
-        try:
-            plan = question.memory(tp, k, concurrency)
-        except ConfigurationError:
-            return False
-        if room_for_positions(plan, question.limits) < concurrency * positions:
-            return False
-        return question.objective.holds(operate(replica, workload, concurrency, k))
+        return not what_stops(question, tp, k, concurrency)
 
     most = min(question.load.users or MOST_SEQUENCES, MOST_SEQUENCES, question.limits.max_num_seqs)
     return most if fits(most) else _smallest(lambda b: not fits(b), most) - 1
+
+
+def what_stops(question: Question, tp: int, k: int, concurrency: int) -> str:
+    """Why a replica cannot have so many requests in flight: the first of LIMITS that they miss; '' where it can."""
+    workload = question.load.workload
+    try:
+        plan = question.memory(tp, k, concurrency)
+    except ConfigurationError:
+        return "memory"
+    if room_for_positions(plan, question.limits) < concurrency * (workload.most_positions + k):
+        return "memory"
+    point = operate(question.replica(tp), workload, concurrency, k)
+    if point.ttft > question.objective.ttft:
+        return "ttft"
+    return "tpot" if point.tpot > question.objective.tpot else ""
 
 
 def _smallest(holds: Callable[[int], bool], most: int) -> int:
@@ -250,11 +263,17 @@ def _sweep(question: Question, tp: int) -> Sequence[Swept]:
     replica = question.replica(tp)
     rows = []
     for concurrency in SWEPT:
-        points = tuple(operate(replica, question.load.workload, concurrency, k) for k in ks if room[k] >= concurrency)
+        every = [operate(replica, question.load.workload, concurrency, k) for k in ks]
+        points = tuple(point for point in every if room[point.k] >= concurrency)
         if points and points[0].k == 0:
-            best = max(points, key=lambda point: point.tokens_per_second)
-            rows.append(Swept(concurrency=concurrency, points=points, best=best))
+            best = max(points, key=_speed)
+            with_room = max(map(_speed, every)) / points[0].tokens_per_second
+            rows.append(Swept(concurrency=concurrency, points=points, best=best, gain_with_room=with_room))
     return rows
+
+
+def _speed(point: Point) -> float:
+    return point.tokens_per_second
 
 
 def _missed(question: Question, tps: Sequence[int]) -> str:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.markup import escape
 
 from paceline.bench.shapes import SHAPES
 from paceline.capacity.calibration import Calibration
 from paceline.capacity.economics import HOURS_PER_MONTH
-from paceline.capacity.planner import Answer, Fleet
+from paceline.capacity.planner import LIMITS, Answer, Fleet, what_stops
 from paceline.capacity.serve_command import serve_command
 
 MONTH = f"A month is {HOURS_PER_MONTH:g} hours."
+_WITHIN = {
+    "memory": "the cache is short, and within its room",
+    "ttft": "the first token comes later with drafts, and within --ttft-ms",
+    "tpot": "a step with drafts takes longer, and within --tpot-ms",
+}
+_ALONE = {  # of one request on a replica
+    "memory": "the cache has no room for a request with a draft beside the target",
+    "ttft": "even alone a request misses --ttft-ms",
+    "tpot": "even alone a request misses --tpot-ms",
+}
 
 
 def sentences(answer: Answer, calibration: Calibration | None) -> Iterator[str]:
@@ -56,11 +66,13 @@ def saving_in_words(answer: Answer) -> Iterator[str]:
         if drafted is not None:
             yield f"Only speculation meets the objective: {gpus(drafted)} at TP={drafted.tp}, K={drafted.k}."
         elif plain is not None:
-            yield f"No K meets the objective; without speculation {gpus(plain)} at TP={plain.tp} do."
+            why = _why_none(answer, answer.fitting)
+            yield f"No K meets the objective{why}; without speculation {gpus(plain)} at TP={plain.tp} do."
         return
     alike = answer.speculative_at_plain_tp
     if alike is None:
-        yield f"At TP={plain.tp}, the best without speculation, no K meets the objective."
+        why = _why_none(answer, (plain.tp,))
+        yield f"At TP={plain.tp}, the best without speculation, no K meets the objective{why}."
     else:
         yield f"Speculation alone, TP={plain.tp} with and without: {_against(alike, plain)}"
     if drafted.tp != plain.tp:
@@ -78,13 +90,30 @@ def _against(drafted: Fleet, plain: Fleet) -> str:
     if saving > 0:
         return f"{words}, {saving:.0%} of the hosting cost saved."
     if saving < 0:
-        return f"{words}, which costs {-saving:.0%} more: batching serves this load better."
+        return f"{words}, which costs {-saving:.0%} more: {_why_more(drafted, plain)}."
     if drafted.num_gpus != plain.num_gpus:
         return f"{words}, but machines are rented whole: no cost is saved."
     return (
         f"as many GPUs ({plain.num_gpus}), and with K={drafted.k} a token every {drafted.point.tpot * 1e3:.1f} ms "
         f"instead of {plain.point.tpot * 1e3:.1f}."
     )
+
+
+def _why_more(drafted: Fleet, plain: Fleet) -> str:
+    """The cause is what keeps a replica with drafts from as many requests as one without has."""
+    if drafted.most_sequences < plain.most_sequences and drafted.limit in _WITHIN:
+        return (
+            f"{_WITHIN[drafted.limit]} a replica can have {drafted.most_sequences} requests in flight with drafts, and "
+            f"{plain.most_sequences} without"
+        )
+    return "batching serves this load better"
+
+
+def _why_none(answer: Answer, tps: Sequence[int]) -> str:
+    """Why not even one request is served with drafts, in brackets: of every degree and K, each cause once."""
+    causes = {what_stops(answer.question, tp, k, 1) for tp in tps for k in answer.question.ks if k}
+    words = [_ALONE[name] for name in LIMITS if name in causes]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def gpus(fleet: Fleet) -> str:
@@ -99,8 +128,8 @@ def break_even_in_words(answer: Answer) -> str:
     requests = "1 request" if answer.break_even == 1 else f"{answer.break_even} requests"
     if answer.is_for_want_of_room:
         return (
-            f"{where} from {requests} in flight on, no K can be had: the cache has no room for so many with a draft "
-            "beside the target. Up to there the best K gains."
+            f"{where} from {requests} in flight on, no K that gains can be had: the cache has no room for so many with "
+            "a draft beside the target. Up to there the best K gains."
         )
     return (
         f"{where} from {requests} in flight on, batching has used up what speculation gains from, and no K gains 2 % "

@@ -47,6 +47,10 @@ def serve(
     api_key_env: Annotated[
         str | None, _option("Variable that holds the API key. Default: OPENAI_API_KEY, if it is set.", _SERVERS)
     ] = None,
+    ca_file: Annotated[
+        Path | None, _option("PEM file of the authority that signed an https server's certificate.", _SERVERS)
+    ] = None,
+    insecure: Annotated[bool, _option("Take any certificate of an https server.", _SERVERS, "--insecure")] = False,
     endpoint: Annotated[str, _option("chat (default), or completions for a model without a template.", _SERVERS)] = (
         "chat"
     ),
@@ -144,6 +148,8 @@ def serve(
         gpus=_named_numbers("--gpus", gpus or [], int),
         prices=_named_numbers("--price-per-hour", price_per_hour or [], float),
         timeout=timeout,
+        ca_file=ca_file,
+        insecure=insecure,
     )
     _run(options, out, _api_key(api_key_env))
 
@@ -268,11 +274,14 @@ def _write_report(results: Results, folder: Path) -> None:
 
 
 def _api_key(variable: str | None) -> str | None:
-    if variable is None:
-        return os.environ.get("OPENAI_API_KEY")
-    if not os.environ.get(variable):
+    """Blanks and ends of lines around it, as a file leaves them, are no part of it. It is never repeated."""
+    key = os.environ.get(variable or "OPENAI_API_KEY", "").strip()
+    if not key and variable is not None:
         raise ConfigurationError(f"--api-key-env {short(variable)}: there is no such variable, or it is empty.")
-    return os.environ[variable]
+    if any(not "!" <= letter <= "~" for letter in key):
+        source = "OPENAI_API_KEY" if variable is None else f"--api-key-env {short(variable)}"
+        raise ConfigurationError(f"{source}: what it holds is no key: blanks or letters that no header can carry.")
+    return key or None
 
 
 def _arms(speculation: str) -> list[str]:

@@ -30,6 +30,8 @@ def derived_anew(path: Path, stored: Results) -> Results | None:
         stored.notes.append(f"{raw_path} is of another run than {path.name}, whose figures are taken as they stand.")
         return None
     found = summarize(raw)
+    if raw.header.digest is None:
+        without_digest(found, raw_path)
     found.notes += [note for note in stored.notes if note.startswith(CUT_SHORT)]  # requests do not say why
     if others := next(_others(msgspec.to_builtins(stored.cases), msgspec.to_builtins(found.cases), ""), ""):
         found.notes.append(
@@ -37,6 +39,15 @@ def derived_anew(path: Path, stored: Results) -> Results | None:
             f"version. Those of {RAW_NAME} are shown."
         )
     return found
+
+
+def without_digest(results: Results, path: Path) -> Results:
+    """With a note that says so."""
+    results.notes.append(
+        f"{path} carries no digest: an earlier version wrote it, or it was taken out. Whether figures were changed by "
+        "hand, that fit each other all the same, cannot be told."
+    )
+    return results
 
 
 def _others(stored: Any, found: Any, name: str) -> Iterator[str]:

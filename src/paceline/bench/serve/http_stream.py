@@ -17,6 +17,7 @@ import httpx
 from paceline.bench.serve.arrival import Arrivals
 from paceline.bench.serve.connection import Connection, connect
 from paceline.bench.serve.http_exchange import Answered, OnData, StreamError
+from paceline.bench.serve.tls import tls_context
 from paceline.errors import ConfigurationError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -53,13 +54,15 @@ def same_server(one: httpx.URL, other: httpx.URL) -> bool:
 class StreamClient:
     """A server, and the connections to it that are free. Not to be shared between event loops."""
 
-    def __init__(self, url: httpx.URL, headers: Mapping[str, str], timeout: float) -> None:
-        """`timeout`: seconds for a whole answer."""
+    def __init__(
+        self, url: httpx.URL, headers: Mapping[str, str], timeout: float, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """`timeout`: seconds for a whole answer. `tls`: for https; None: the usual authorities (tls.py)."""
         self.arrivals = Arrivals()
         self._url = url
         self._timeout = timeout
         self._head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        self._ssl = ssl.create_default_context() if url.scheme == "https" else None
+        self._ssl = (tls or tls_context()) if url.scheme == "https" else None
         self._port = url.port or (443 if self._ssl else 80)
         self._free: list[Connection] = []
 

@@ -63,6 +63,8 @@ class ServeOptions:
     gpus: Mapping[str, int] = field(default_factory=dict)
     prices: Mapping[str, float] = field(default_factory=dict)
     timeout: float = 600.0
+    ca_file: Path | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         problems = list(self._problems())
@@ -73,6 +75,7 @@ class ServeOptions:
         found = []
         for url in self.servers.values():
             server_url(url)
+        found += self._problems_of_tls()
         for word in self.speculation:
             if word != "on" and not re.fullmatch(r"\d{1,4}", word):
                 found.append(f"--speculation {word[:40]}: say on, off or a number of drafts, such as on,off or 0,3,5.")
@@ -109,6 +112,15 @@ class ServeOptions:
         found += [problem for count in self.gpus.values() if (problem := _COUNT.problem("--gpus", count))]
         found += [problem for price in self.prices.values() if (problem := _PRICE.problem("--price-per-hour", price))]
         return found
+
+    def _problems_of_tls(self) -> list[str]:
+        asked = [("--ca-file", self.ca_file is not None), ("--insecure", self.insecure)]
+        given = [name for name, is_given in asked if is_given]
+        if len(given) == 2:
+            return ["--insecure takes any certificate, and --ca-file says which: give one."]
+        if given and not any(server_url(url).scheme == "https" for url in self.servers.values()):
+            return [f"{given[0]} is about certificates, and no --url begins with https://."]
+        return []
 
     def _problems_of_loads(self) -> list[str]:
         """One of each kind, however many loads have it."""
@@ -198,6 +210,8 @@ class ServeOptions:
             found.append(f"No --prompts: {len(prompts)} built-in ones. Measure with prompts of your own traffic.")
         if self.ends_ignored:
             found.append("Ends are ignored: text past its end repeats itself, which flatters drafts.")
+        if self.insecure:
+            found.append("--insecure: no certificate was checked; it may have been any server that answered.")
         most = max(map(self.count_of, self.loads))
         if self.prompts is not None and most > len(prompts):
             are = "prompt is" if most == 1 else "prompts are"

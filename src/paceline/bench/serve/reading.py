@@ -12,7 +12,7 @@ import msgspec
 from paceline.bench.digests import of_document
 from paceline.bench.files import read_text
 from paceline.bench.serve import guidellm, vllm_bench
-from paceline.bench.serve.anew import RAW_NAME, derived_anew
+from paceline.bench.serve.anew import RAW_NAME, derived_anew, without_digest
 from paceline.bench.serve.compare import break_even
 from paceline.bench.serve.records import read_raw
 from paceline.bench.serve.result_relations import contradictions
@@ -63,11 +63,16 @@ def _in_folder(folder: Path) -> Path:
 def _read(path: Path, text: str) -> Results | None:
     """None: of no kind that is known. Raises what such files bring when they are damaged."""
     if _is_raw(text):
-        return _sound(summarize(read_raw(path)))
+        raw = read_raw(path)
+        found = _sound(summarize(raw))
+        return found if raw.header.digest else without_digest(found, path)
     contents = _objects(path, text)
     if is_own(contents[0]):
         stored = _sound(_of_earlier_version(own_results(contents[0])))
-        return derived_anew(path, stored) or msgspec.structs.replace(stored, break_even=break_even(stored.comparisons))
+        if (anew := derived_anew(path, stored)) is not None:
+            return anew
+        alone = msgspec.structs.replace(stored, break_even=break_even(stored.comparisons))
+        return alone if stored.digest else without_digest(alone, path)
     if guidellm.is_guidellm(contents[0]):
         return _sound(guidellm.read(contents[0], path))
     if vllm_bench.is_vllm(contents[0]):

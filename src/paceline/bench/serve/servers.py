@@ -17,6 +17,7 @@ from paceline.bench.serve.counters import Counters, read_counters
 from paceline.bench.serve.counting import LogprobsTally, Tally, UsageTally, make_tally, request_fields
 from paceline.bench.serve.http_stream import StreamClient, server_url
 from paceline.bench.serve.options import ServeOptions
+from paceline.bench.serve.tls import failure_in_words, tls_context
 from paceline.errors import ConfigurationError, PacelineError
 
 _PROBE_TOKENS = 24  # more than any step emits, so that an answer comes in several chunks
@@ -41,11 +42,14 @@ class Server:
 async def try_out(name: str, url: str, options: ServeOptions, api_key: str | None) -> Server:
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     root = server_url(url)
-    control = httpx.AsyncClient(base_url=root, headers=headers, timeout=httpx.Timeout(30.0, connect=5.0))
-    cards = await _models(control, is_needed=options.model is None)
+    tls = tls_context(options.ca_file, insecure=options.insecure)
+    control = httpx.AsyncClient(  # no proxy and no .netrc, which streams do not have either
+        base_url=root, headers=headers, timeout=httpx.Timeout(30.0, connect=5.0), verify=tls, trust_env=False
+    )
+    cards = await _models(control, is_needed=options.model is None, has_key=api_key is not None)
     model = options.model or next(iter(cards))
     _check_lengths(options, model, root, cards.get(model))
-    probe = _Probe(StreamClient(root, headers, options.timeout), options, model)
+    probe = _Probe(StreamClient(root, headers, options.timeout, tls), options, model, has_key=api_key is not None)
     await probe.must_answer(str(root))
     counters = await read_counters(control)
     is_known = counters.server != ""
@@ -76,8 +80,9 @@ class _CountingTally(UsageTally):
 
 
 class _Probe:
-    def __init__(self, stream: StreamClient, options: ServeOptions, model: str) -> None:
+    def __init__(self, stream: StreamClient, options: ServeOptions, model: str, *, has_key: bool) -> None:
         self.stream = stream
+        self._has_key = has_key
         self._options = options
         self._model = model
 
@@ -85,6 +90,8 @@ class _Probe:
         """Else the server's own words say what is wrong."""
         found = await self._ask(request_fields("share"))
         if found.error is not None:
+            if found.error.startswith(("status 401", "status 403")):
+                raise ConfigurationError(_refused(where, found.error.removeprefix("status ")[:3], self._has_key))
             raise PacelineError(f"{where} does not answer as asked: {found.error}")
         if self._options.counting in ("auto", "share") and found.last is None and self._options.tokenizer is None:
             raise ConfigurationError(
@@ -143,7 +150,7 @@ class _Probe:
         return await ask(self.stream, self._options.path, body, tally or make_tally("share", None), now_ns)
 
 
-async def _models(control: httpx.AsyncClient, *, is_needed: bool) -> dict[str, int | None]:
+async def _models(control: httpx.AsyncClient, *, is_needed: bool, has_key: bool) -> dict[str, int | None]:
     """Name -> the longest request that it takes, if the server says so; the first is the default. Raises PacelineError
     where the server cannot be asked, and unless `is_needed` only then."""
     root = str(control.base_url).rstrip("/")
@@ -151,9 +158,11 @@ async def _models(control: httpx.AsyncClient, *, is_needed: bool) -> dict[str, i
     try:
         response = await control.get("/v1/models")
     except httpx.HTTPError as error:
-        raise PacelineError(f"{root} does not answer ({error}). Is a server running there?") from None
+        about_tls = failure_in_words(root, error)
+        why = str(error) or "not in time"
+        raise PacelineError(about_tls or f"{root} does not answer ({why}). Is a server running there?") from None
     if response.status_code in (401, 403):
-        raise ConfigurationError(f"{where} answered {response.status_code}: it wants a key. See --api-key-env.")
+        raise ConfigurationError(_refused(where, str(response.status_code), has_key))
     if response.status_code == 503:
         raise PacelineError(f"{root} is not ready: {response.text[:200]} Try again once it has loaded.")
     try:
@@ -165,6 +174,12 @@ async def _models(control: httpx.AsyncClient, *, is_needed: bool) -> dict[str, i
     if not cards and is_needed:
         raise PacelineError(f"{root} serves no model.")
     return {name: longest if isinstance(longest, int) else None for name, longest in cards.items()}
+
+
+def _refused(where: str, status: str, has_key: bool) -> str:
+    if has_key:
+        return f"{where} answered {status}: it does not take this key. Is --api-key-env (or OPENAI_API_KEY) its own?"
+    return f"{where} answered {status}: it wants a key. Name the variable that holds it with --api-key-env."
 
 
 def _check_lengths(options: ServeOptions, model: str, root: httpx.URL, longest: int | None) -> None:

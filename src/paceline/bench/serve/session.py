@@ -103,7 +103,8 @@ def recorded(options: ServeOptions) -> dict[str, object]:
     """Options as they are stored; nothing secret is among them."""
     from dataclasses import asdict
 
-    found = asdict(options) | {"prompts": None if options.prompts is None else options.prompts.name}
+    files = {"prompts": options.prompts, "ca_file": options.ca_file}
+    found = asdict(options) | {name: None if path is None else path.name for name, path in files.items()}
     return found | {"loads": [load.label for load in options.loads]}
 
 
