@@ -242,7 +242,8 @@ def main() -> None:
         document = {
             "hardware": rig.engine._executor.shapes().hardware, "seconds": time.perf_counter() - started,
             "options": {name: str(value) for name, value in vars(options).items()},
-            "table": table, **raw, "mixed": mixtures, "trace": trace, "settled_after": settled,
+            "costs_at_start": rig.costs(), "table": table, **raw,
+            "mixed": mixtures, "trace": trace, "settled_after": settled,
         }  # fmt: skip
         print(record(f"adaptive-{options.device}", document))
     rig.engine.shutdown()

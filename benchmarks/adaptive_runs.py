@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import torch
 from steps_by_kind import kind_of, settled_seconds
 from torch import Tensor
@@ -67,6 +68,10 @@ class Rig:
             return decide(law, proposal, torch.where(u_accept < own, 0.0, 0.9), u_target)
 
         decoder._acceptance = replace(decoder._acceptance, decide=by_row)
+
+    def costs(self) -> Any:
+        """What steps cost as it was measured at start, for the record."""
+        return msgspec.to_builtins(self._costs)
 
     def start_controller(self) -> Any:
         """One that knows what steps cost and nothing else."""

@@ -9,6 +9,7 @@ worth a graph of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -62,6 +63,17 @@ class StepForms(msgspec.Struct, frozen=True):
         whole = [Form(size, k, size) for size in self.sizes for k in self.draft_counts]
         split = [Form(size, k, size // 2) for size in self.split_sizes for k in self.split_counts]
         return sorted(whole + split, key=lambda form: (form.num_tokens, form.size), reverse=True)
+
+    def neighbours(self) -> list[tuple[Form, Form]]:
+        """Pairs of forms of which the second has more rows or more drafts, and nothing less."""
+        pairs: list[tuple[Form, Form]] = []
+        for sizes, counts, share in ((self.sizes, self.draft_counts, 1), (self.split_sizes, self.split_counts, 2)):
+            table = [[Form(size, k, size // share) for k in counts] for size in sizes]
+            for row in table:
+                pairs += pairwise(row)
+            for column in zip(*table, strict=True):
+                pairs += pairwise(column)
+        return pairs
 
     def smallest(self, num_rows: int, k: int, num_drafting: int) -> Form:
         """That holds a step of so many rows, of which so many draft, up to `k` tokens each. More rows or drafts than

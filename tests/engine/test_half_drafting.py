@@ -110,18 +110,21 @@ def test_requests_that_were_alike_are_not_asked_again_each_time_new_ones_come() 
     """128 at 0.5, where no draft pays. A few decode while the others are read, which ends the rest: some nine steps
     of learning in each turn, and what the draft had to read for them: the likely reason for 0.922 of plain decoding in
     one run on an H200."""
-    controller, machine = SpeculationController(split_costs(), MOST), Machine(split_costs(), random.Random(1))
-    drafted = []
-    for turn in range(3):
-        requests = make_requests(128, steady(0.5), first=1000 * turn)
-        run_adaptive(machine, controller, requests[:16], 4)
-        before = len(machine.history)
-        run_adaptive(machine, controller, requests, 80)
-        drafted.append(sum(any(counts) for counts in machine.history[before:]))
-        for request in requests:
-            controller.forget(request.seq_id)
-    assert drafted[0] <= 16
-    assert sum(drafted[1:]) <= 8  # some by luck: it is near to what pays
+    asked_again = []
+    for seed in range(7):
+        controller, machine = SpeculationController(split_costs(), MOST), Machine(split_costs(), random.Random(seed))
+        drafted = []
+        for turn in range(3):
+            requests = make_requests(128, steady(0.5), first=1000 * turn)
+            run_adaptive(machine, controller, requests[:16], 4)
+            before = len(machine.history)
+            run_adaptive(machine, controller, requests, 80)
+            drafted.append(sum(any(counts) for counts in machine.history[before:]))
+            for request in requests:
+                controller.forget(request.seq_id)
+        assert drafted[0] <= 16
+        asked_again.append(sum(drafted[1:]))
+    assert sorted(asked_again)[len(asked_again) // 2] <= 9  # some by luck: it is near to what pays
 
 
 def test_what_is_taken_for_granted_when_traffic_turns_is_no_knowledge_of_a_request() -> None:

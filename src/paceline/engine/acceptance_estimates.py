@@ -25,9 +25,9 @@ _PRIOR_MEMORY = (
 )
 _GUESS_RATE = 0.05  # at which what was guessed gives way to what is seen
 _GUESS_STRENGTH = 4.0  # tries that the first guess weighs against the first place's own
-_PRIOR_STRENGTH = 12.0  # tries that the place before weighs against a place's own
+_PRIOR_STRENGTH = 24.0  # tries that the place before weighs against a place's own
 _MEMORY = 0.96  # of a request, a pass
-_HELD_BY = 10.0  # imagined wins that hold its factor at 1
+_HELD_BY = 10.0  # imagined wins that hold its factor at 1; with 20 half a batch that drafts well is found too late
 _HELD_AFTER_CHANGE = 0.5  # ... once it has shown that it is not average, or no longer what it was
 _PLACE_STRENGTH = 24.0  # tries that hold its place's rate at factor * prior
 _ALARM = 6.0  # log-likelihood ratio at which a change is believed: about 1 in 400 by chance

@@ -218,6 +218,10 @@ class SpeculationController:
             for (k, is_split), choice in choices.items()
         }
         most = max(rates, key=lambda key: rates[key])
+        if most[0] and not self._judges_together(len(rows)):  # drafts pay; how many is worth a step to find out
+            for k in whole:
+                rates[k, False] = whole[k].rate * (1.0 + costs.first_doubt(len(rows), k)) if k else rates[k, False]
+            most = max(rates, key=lambda key: rates[key])
         current = (0, False) if self._rest is not None else (self._k, self._is_split)
         return choices[current if current in rates and rates[most] < _BETTER * rates[current] else most]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from statistics import median_low
 
 import msgspec
 
@@ -23,8 +24,10 @@ from paceline.engine.curves import Curve, Departures, rising
 from paceline.step_forms import Form, StepForms
 
 _MOST_SURPRISE = math.log(3.0)  # a step that takes thrice as long was disturbed
+_MOST_SLOWER = math.log(1.1)  # ... of captured steps, whose times hold: what is slower than that was disturbed
 _MOST_WRONG = math.log(1.25)  # a CPU's step, as measured at start
 _DOUBT = 0.06  # that a step may be better than it was measured, as long as no live one has shown it
+_FIRST_DOUBT = 0.12  # ... of a captured step against another with drafts: a cell so wrong was met, and a try is a step
 SURE = 4  # live steps
 _ALIKE = 0.75  # of a captured step's error, which its neighbours that no live step has timed are thought to share
 _HELD_BY = 6  # live steps that a CPU's measured time counts for: one of them says little on a busy machine
@@ -40,13 +43,14 @@ class Refresher(msgspec.Struct):
     cell_rate: float
     common: float = 0.0
     seen: int = -1  # steps; below 0: not counted, the machine is as it was
+    most_slower: float = _MOST_SURPRISE  # surprise of a step that counts
 
     def correction(self, expected: float, observed: float, cell_rate: float = 0.0) -> float:
         """Factor for the cell that said `expected`. `cell_rate`: instead of the usual one, if it is larger."""
         if expected <= 0.0 or observed <= 0.0:
             return 1.0
         beyond = math.log(observed / expected) - self.common
-        beyond = min(max(beyond, -_MOST_SURPRISE), _MOST_SURPRISE)
+        beyond = min(max(beyond, -_MOST_SURPRISE), self.most_slower)
         if self.seen < 0:
             self.common += self.common_rate * beyond
             return math.exp(max(self.cell_rate, cell_rate) * beyond)
@@ -63,6 +67,7 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
     target_position, draft_position   seconds that one more position of one row adds to a pass
     resume_seconds, resume_token      of the eager pass in which drafts catch up, and of each token they read
     live[size][k], split_live         live steps that have corrected the cell
+    firsts["size,k,drafting"]         what the cell said before the first live step, and what the first SURE took
     """
 
     sizes: list[int]
@@ -73,12 +78,13 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
     draft_position: float = 0.0
     resume_seconds: float = 0.0
     resume_token: float = 0.0
-    refresher: Refresher = msgspec.field(default_factory=lambda: Refresher(0.01, 0.05))
+    refresher: Refresher = msgspec.field(default_factory=lambda: Refresher(0.01, 0.05, most_slower=_MOST_SLOWER))
     live: list[list[int]] = []
     split_sizes: list[int] = []
     split_counts: list[int] = []
     split_table: list[list[float]] = []
     split_live: list[list[int]] = []
+    firsts: dict[str, list[float]] = {}
 
     def __post_init__(self) -> None:
         """More rows or more drafts never take less time; noise may say so."""
@@ -109,6 +115,11 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
         _, live, column = self._cell(self._form(num_rows, k, num_drafting))
         return _doubt(live[column])
 
+    def first_doubt(self, num_rows: int, k: int) -> float:
+        """The same among steps with drafts: one that no live step has timed at all may be tried for less."""
+        _, live, column = self._cell(self._form(num_rows, k, None))
+        return _doubt(live[column]) if live[column] else _FIRST_DOUBT
+
     def seconds(self, num_rows: int, k: int, positions: float, num_drafting: int | None = None) -> float:
         """`positions`: of all rows together. `k` is one of draft_counts, or is rounded up to one. `num_drafting`: rows
         that have drafts; None: all."""
@@ -136,11 +147,20 @@ class PaddedCosts(msgspec.Struct, tag="padded"):
         return self.resume_seconds + tokens * self.resume_token if tokens else 0.0
 
     def refresh(self, counts: Seq[int], positions: float, draft_seconds: float, other_seconds: float) -> None:
-        """One captured step with these drafts a row took so long."""
+        """One captured step with these drafts a row took so long.
+
+        Until SURE of them are known, a cell is the median of these and of what was measured, the lower of two. A mean
+        would believe the first: a plain step of 128 rows that was disturbed by a tenth had all of them draft for
+        nothing from then on, since no other plain step was made to show it.
+        """
         form = self._form(len(counts), max(counts, default=0), sum(count > 0 for count in counts))
         seconds = draft_seconds + other_seconds - self._reading(len(counts), form, positions)
         row, live, column = self._cell(form)
-        factor = self.refresher.correction(row[column], seconds, cell_rate=1.0 / (live[column] + 2))
+        factor = self.refresher.correction(row[column], seconds)
+        if live[column] < SURE and seconds > 0.0:
+            known = self.firsts.setdefault(f"{form.size},{form.k},{form.drafting}", [row[column]])
+            known.append(seconds / math.exp(self.refresher.common))
+            factor = median_low(known) / row[column]
         live[column] += 1
         row[column] *= factor
         for other, seen in enumerate(live):  # steps of as many rows were measured in one go, and are wrong alike
@@ -155,7 +175,7 @@ def _rising_both_ways(table: list[list[float]]) -> list[list[float]]:
 
 
 def _doubt(live: int) -> float:
-    """After so many live steps the cell is the mean of those and of the measured one, whose error fades so."""
+    """After so many live steps the cell is made of those and of the measured one, whose error fades so."""
     return _DOUBT / (live + 1) if live < SURE else 0.0
 
 
