@@ -7,10 +7,10 @@ Acceptance is synthetic: each draft is kept with the given probability if those 
 same drafts. In a mixed batch every other row's drafts are good and the rest are bad, each with its own probability.
 What is compared is expected tokens (of the drafts that were really planned) over seconds that were really spent: with
 the tokens that luck gave, batches of one would need minutes each.
-On a CPU, which others may slow at any moment, all sides take turns in an order that turns round, each side with short
-runs; each step counts with the undisturbed time of its kind over all rounds of its side (steps_by_kind.py), and what is
-told is the median over rounds of the ratio within a round. A fixed K that is hopeless in the first two rounds is left
-out of the others.
+On a CPU, which others may slow at any moment, all sides take turns in an order that turns on and round, each side with
+short runs; each step counts with the undisturbed time of its kind over all rounds of its side (steps_by_kind.py), and
+what is told is the median over rounds of the ratio within a round. A fixed K that is hopeless in the first two rounds
+is left out of the others.
 Every run covers the same positions. A side is timed from its second step of all rows on; the controller starts each
 acceptance knowing nothing of it, and answers each batch `--repeats` times with new requests: a run on a GPU is over in
 a second, and what is learnt of a single request in so few steps is mostly luck.
@@ -53,7 +53,9 @@ def take_turns(
     sides: list[Any] = [*FIXED, *controllers]  # a K or a rate: int or float
     rounds: list[list[dict[str, Any]]] = []
     for number in range(num_rounds):
-        order = sides if number % 2 else sides[::-1]
+        # No side is twice beside itself, or always first: a machine may be slow for seconds on end.
+        start = number * len(sides) // num_rounds
+        order = [*sides[start:], *sides[:start]][:: 1 if number % 2 else -1]
         found = []
         for side in order:
             is_fixed = isinstance(side, int)

@@ -86,6 +86,14 @@ def test_https_to_a_server_without_tls(tmp_path: Path) -> None:
     assert "()" not in said
 
 
+def test_http_to_a_server_with_tls(signed: tuple[Path, ssl.SSLContext], tmp_path: Path) -> None:
+    with canned_server(speculating, signed[1]) as (address, _):
+        url = address.replace("https:", "http:")
+        said = bench_says("serve", "--url", url, "--out", str(tmp_path / "out"))
+    assert url in said
+    assert "Is its address https://…?" in said
+
+
 def test_words_of_tls_alone_are_about_tls() -> None:
     assert failure_in_words("h", OSError("All connection attempts failed")) is None
     assert "http://" in str(failure_in_words("h", OSError("[SSL: WRONG_VERSION_NUMBER] wrong version number")))
@@ -163,6 +171,24 @@ def test_what_is_no_key_is_refused_and_not_repeated(tmp_path: Path, monkeypatch:
     said = bench_says("serve", "--url", "http://127.0.0.1:9", "--api-key-env", "OF_MINE", "--out", str(tmp_path / "o"))
     assert "--api-key-env OF_MINE: what it holds is no key" in said
     assert "sk" not in said
+
+
+def test_each_server_has_its_own_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server's key is not for another to read."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-nobody")
+    monkeypatch.setenv("OF_MINE", KEY)
+    held: list[Reply] = []
+    with (
+        canned_server(lambda path, asked: held[0](path, asked)) as (mine, seen),
+        canned_server(speculating) as (other, at),
+    ):
+        held.append(guarded(seen))
+        urls = ("--url", f"mine={mine}", "--url", f"other={other}")
+        measured(*urls, "--api-key-env", "mine=OF_MINE", "--out", str(tmp_path / "out"))
+        assert not any("authorization" in top for _, _, top in at)
+        said = bench_says("serve", *urls, "--api-key-env", "theirs=OF_MINE", "--out", str(tmp_path / "no"))
+    assert at
+    assert "--api-key-env: there is no server 'theirs' (there are: mine, other)." in said
 
 
 # Proxies

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +45,8 @@ def serve(
     ] = None,
     model: Annotated[str | None, _option("Name in the API. Default: the first one served.", _SERVERS)] = None,
     api_key_env: Annotated[
-        str | None, _option("Variable that holds the API key. Default: OPENAI_API_KEY, if it is set.", _SERVERS)
+        list[str] | None,
+        _option("[NAME=]variable that holds the API key. Default: OPENAI_API_KEY, if it is set, for all.", _SERVERS),
     ] = None,
     ca_file: Annotated[
         Path | None, _option("PEM file of the authority that signed an https server's certificate.", _SERVERS)
@@ -151,7 +152,7 @@ def serve(
         ca_file=ca_file,
         insecure=insecure,
     )
-    _run(options, out, _api_key(api_key_env))
+    _run(options, out, _api_keys(api_key_env or [], servers))
 
 
 def report(
@@ -195,7 +196,7 @@ def report(
         _write_report(results, out)
 
 
-def _run(options: Any, out: Path | None, api_key: str | None) -> None:
+def _run(options: Any, out: Path | None, api_keys: Mapping[str, str]) -> None:
     from paceline.bench.page.renderers import missing_packages
     from paceline.cli.console import show_notes
     from paceline.cli.termination import signals_as_ctrl_c
@@ -203,18 +204,18 @@ def _run(options: Any, out: Path | None, api_key: str | None) -> None:
     folder = out or Path(f"paceline-bench-{datetime.now(UTC):%Y%m%d-%H%M%S}")
     with signals_as_ctrl_c(), OutFolder(folder):
         show_notes(missing_packages())
-        broken = _measure(options, folder / "requests.jsonl", api_key)
+        broken = _measure(options, folder / "requests.jsonl", api_keys)
         _conclude(folder, broken)
 
 
-def _measure(options: Any, raw: Path, api_key: str | None) -> BaseException | None:
+def _measure(options: Any, raw: Path, api_keys: Mapping[str, str]) -> BaseException | None:
     """What cut the run short, if anything did; `raw` holds the cases before it."""
     from paceline.bench.serve import session
     from paceline.cli.bench_progress import BenchProgress
 
     try:
         with BenchProgress(len(options.loads) * len(options.seeds)) as progress:
-            session.run(options, raw, progress, api_key)
+            session.run(options, raw, progress, api_keys)
     except (PacelineError, KeyboardInterrupt) as error:
         return error
     return None
@@ -273,15 +274,31 @@ def _write_report(results: Results, folder: Path) -> None:
     say(f"Wrote {', '.join(map(str, written))}.")
 
 
-def _api_key(variable: str | None) -> str | None:
+def _api_keys(given: Sequence[str], servers: Mapping[str, str]) -> dict[str, str]:
+    """Name of a server -> its key; '' stands for all others. One server's key is not for another to read, so where
+    some are named the rest get none, unless a variable is given for all."""
+    variables = _named_once("--api-key-env", given)
+    if strangers := [name for name in variables if name and name not in servers]:
+        raise ConfigurationError(
+            f"--api-key-env: there is no server '{short(strangers[0])}' (there are: {', '.join(servers)})."
+        )
+    if not variables and "OPENAI_API_KEY" in os.environ:
+        return {"": key} if (key := _api_key("OPENAI_API_KEY", "OPENAI_API_KEY")) else {}
+    keys = {name: _api_key(variable, f"--api-key-env {short(variable)}") for name, variable in variables.items()}
+    for name, key in keys.items():
+        if not key:
+            raise ConfigurationError(
+                f"--api-key-env {short(variables[name])}: there is no such variable, or it is empty."
+            )
+    return keys
+
+
+def _api_key(variable: str, source: str) -> str:
     """Blanks and ends of lines around it, as a file leaves them, are no part of it. It is never repeated."""
-    key = os.environ.get(variable or "OPENAI_API_KEY", "").strip()
-    if not key and variable is not None:
-        raise ConfigurationError(f"--api-key-env {short(variable)}: there is no such variable, or it is empty.")
+    key = os.environ.get(variable, "").strip()
     if any(not "!" <= letter <= "~" for letter in key):
-        source = "OPENAI_API_KEY" if variable is None else f"--api-key-env {short(variable)}"
         raise ConfigurationError(f"{source}: what it holds is no key: blanks or letters that no header can carry.")
-    return key or None
+    return key
 
 
 def _arms(speculation: str) -> list[str]:

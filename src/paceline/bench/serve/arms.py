@@ -51,11 +51,11 @@ def _digits(text: str) -> str:
 
 
 async def open_arms(
-    options: ServeOptions, api_key: str | None, count_tokens: CountTokens | None
+    options: ServeOptions, api_keys: Mapping[str, str], count_tokens: CountTokens | None
 ) -> tuple[list[Arm], list[str]]:
     """The arms in the order given, the baseline not moved, and notes. Raises PacelineError where a server cannot be
     asked."""
-    servers = [await try_out(name, url, options, api_key) for name, url in options.servers.items()]
+    servers = [await try_out(name, url, options, _of(api_keys, name)) for name, url in options.servers.items()]
     notes: list[str] = []
     words = list(options.speculation)
     if not words and len(servers) == 1 and servers[0].speculates_by_request:

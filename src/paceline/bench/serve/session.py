@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,11 +49,12 @@ def interleaved(arms: Sequence[Arm], round_number: int) -> list[Arm]:
     return list(arms) if round_number % 2 == 0 else list(reversed(arms))
 
 
-def run(options: ServeOptions, raw: Path, watcher: Watcher, api_key: str | None) -> None:
-    """Writes `raw`. Raises PacelineError and KeyboardInterrupt; complete cases are in the file either way."""
+def run(options: ServeOptions, raw: Path, watcher: Watcher, api_keys: Mapping[str, str]) -> None:
+    """Writes `raw`. `api_keys`: by name of the server; '' stands for all others. Raises PacelineError and
+    KeyboardInterrupt; complete cases are in the file either way."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(_until_a_signal(_run(options, raw, watcher, api_key)))
+            runner.run(_until_a_signal(_run(options, raw, watcher, api_keys)))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
@@ -71,9 +72,9 @@ async def _until_a_signal(work: Coroutine[Any, Any, None]) -> None:
         await work
 
 
-async def _run(options: ServeOptions, raw: Path, watcher: Watcher, api_key: str | None) -> None:
+async def _run(options: ServeOptions, raw: Path, watcher: Watcher, api_keys: Mapping[str, str]) -> None:
     prompts, left_out = options.read_prompts()
-    arms, notes = await open_arms(options, api_key, token_counter(options.tokenizer))
+    arms, notes = await open_arms(options, api_keys, token_counter(options.tokenizer))
     header = RunHeader(
         schema=SCHEMA,
         environment=environment(None),

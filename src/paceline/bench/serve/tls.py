@@ -38,4 +38,6 @@ def failure_in_words(root: str, error: Exception) -> str | None:
         )
     if "[SSL" in said:
         return f"{root} does not speak TLS as asked ({said}). Is its address http://…?"
+    if isinstance(error, httpx.RemoteProtocolError) and root.startswith("http://"):
+        return f"{root} answers, but not in HTTP ({said}). Is its address https://…?"
     return None
