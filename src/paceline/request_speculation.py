@@ -31,9 +31,11 @@ class RequestSpeculation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def speculation_of(value: object) -> RequestSpeculation | None:
-    """From a mapping, as users write it. Raises InvalidRequestError; None if nothing is asked for."""
-    if value is None or isinstance(value, RequestSpeculation):
-        return value
+    """From a mapping, as users write it, or one made by hand. InvalidRequestError; None if nothing is asked for."""
+    if value is None:
+        return None
+    if isinstance(value, RequestSpeculation):  # made by hand: its constructor checks nothing
+        value = msgspec.structs.asdict(value)
     if not isinstance(value, Mapping):
         raise _refuse(
             'speculation must be an object such as {"num_speculative_tokens": 2, "proposer": "auto"}, '

@@ -59,6 +59,49 @@ def test_configurations_for_both_engines() -> None:
         weigh(cpu_costs(), SpeculationCounts(), model="m", draft=None, most=7, max_num_seqs=8, budget=512, positions=0)
 
 
+def test_passes_that_found_nothing_to_draft_count_as_well() -> None:
+    """An n-gram has drafts where the text repeats: those it has may all be kept, and it brings little even so."""
+
+    def gain(passes: int | None, *, gpu: bool, batch: int) -> float:
+        costs = gpu_costs() if gpu else cpu_costs()
+        found = weigh(costs, counted(1000, 0.9), model="m", draft=None, most=7, max_num_seqs=8, budget=512,
+                      positions=0.0, num_passes=passes)  # fmt: skip
+        return found.best[batch - 1].gain
+
+    for gpu in (True, False):
+        always, seldom = gain(1000, gpu=gpu, batch=1), gain(5000, gpu=gpu, batch=1)
+        assert gain(None, gpu=gpu, batch=1) == always
+        assert 1.0 < seldom < 1.0 + 0.2 * sum(0.9**place for place in range(1, 8)) < always, "at most the tokens"
+    # One row's drafts are a captured step's for all; an eager step pays by the row.
+    plain = weigh(gpu_costs(), counted(1000, 0.9), model="m", draft=None, most=7, max_num_seqs=8, budget=512,
+                  positions=0.0, num_passes=5000)  # fmt: skip
+    assert plain.drafting == pytest.approx(0.2)
+    assert gain(5000, gpu=True, batch=8) < gain(5000, gpu=True, batch=1)
+
+
+def test_an_ngrams_files_say_what_it_was_measured_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path / "home"))
+    model = make_tiny("llama", tmp_path)
+    wanted = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3, "prompt_lookup_min": 1,
+              "rejection_sample_method": "block"}  # fmt: skip
+    engine = {"model": str(model), "speculative_config": wanted, "max_num_seqs": 2, "dtype": "float32",
+              "skip_tokenizer_init": True, "device": "cpu"}  # fmt: skip
+    found = tune(Options(engine, [[3, 7] * 12], max_tokens=24), say=lambda line: None)
+    assert wanted.items() - {("num_speculative_tokens", 2)} <= found.paceline_config().items()
+    made = found.vllm_config()
+    assert (made["prompt_lookup_max"], made["prompt_lookup_min"]) == (3, 1)
+    assert 0.0 < found.drafting <= 1.0
+
+
+def test_a_wrong_prompt_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    target, draft = make_pair(tmp_path)
+    said: list[str] = []
+    engine = {"model": str(target), "speculative_model": str(draft), "skip_tokenizer_init": True, "device": "cpu"}
+    with pytest.raises(PacelineError):
+        tune(Options(engine, ["a text, and no tokenizer"]), say=said.append)
+    assert said == []
+
+
 def test_a_real_pair_from_prompts_to_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,6 +122,8 @@ def test_a_real_pair_from_prompts_to_files(
     assert resolved.config.speculative.adaptive
     vllm = json.loads((tmp_path / "out" / "vllm.json").read_text())
     assert vllm["num_speculative_tokens_per_batch_size"][-1][1] == 4
+    assert Path(vllm["model"]).is_dir(), "vLLM knows none of our names"
+    assert Path(vllm["model"]).is_absolute()
     assert len(list((tmp_path / "home" / "costs").glob("*.json"))) == 1
 
 

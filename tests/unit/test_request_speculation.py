@@ -94,3 +94,18 @@ def test_each_row_drafts_no_more_than_its_request_allows(ahead: bool) -> None:
     assert most == [0, 2, 4, 4]
     counts = [results[f"{i}/0"][-1].speculation for i in range(4)]
     assert [c.num_draft_tokens > 0 for c in counts if c] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        RequestSpeculation(num_speculative_tokens=-1),
+        RequestSpeculation(num_speculative_tokens="3"),  # type: ignore[arg-type]
+        RequestSpeculation(proposer="magic"),  # type: ignore[arg-type]
+    ],
+)
+def test_one_made_by_hand_is_checked_like_a_mapping(made: RequestSpeculation) -> None:
+    with pytest.raises(InvalidRequestError, match="must be"):
+        SamplingParams(speculation=made)
+    good = RequestSpeculation(num_speculative_tokens=2)
+    assert SamplingParams(speculation=good).speculation == good

@@ -40,7 +40,8 @@ def run_tune(
 def table(found: Tuning) -> Table:
     rates = ", ".join(f"{share:.0%}" for share in found.survival)
     pair = f"{found.model} with {found.draft or 'ngram'}"
-    title = f"{escape(pair)}: the first 1, 2, … drafts were all kept in {rates} of {found.num_passes} passes"
+    passes = f"{found.num_passes} passes" + ("" if found.drafting == 1.0 else f" ({found.drafting:.0%} had drafts)")
+    title = f"{escape(pair)}: the first 1, 2, … drafts were all kept in {rates} of {passes}"
     shown = Table("sequences", "best K", "tokens a pass", "step", "against K=0", title=title, title_justify="left")
     wanted = set(shown_batches(len(found.best)))
     for entry in found.best:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -29,7 +30,8 @@ class CostTable(msgspec.Struct):
     """What a file holds."""
 
     belongs_to: dict[str, object]
-    costs: StepCosts
+    costs: msgspec.Raw  # a StepCosts
+    checksum: str  # of the costs: a damaged number is still a number
 
 
 def step_costs(config: EngineConfig, executor: Executor, folder: Path, *, fresh: bool = False) -> StepCosts:
@@ -42,7 +44,7 @@ def step_costs(config: EngineConfig, executor: Executor, folder: Path, *, fresh:
     if found is not None:
         logger.info("The table of costs in %s was measured while the machine was busy; measuring again.", path)
     costs = measure_costs(config, executor)
-    _write(path, CostTable(belongs_to, costs))
+    _write(path, belongs_to, costs)
     return costs
 
 
@@ -90,17 +92,32 @@ def _key(belongs_to: dict[str, object]) -> str:
 def _read(path: Path, belongs_to: dict[str, object]) -> StepCosts | None:
     try:
         table = msgspec.json.decode(path.read_bytes(), type=CostTable)
-    except (OSError, msgspec.DecodeError):
+        encoded = msgspec.json.format(bytes(table.costs), indent=-1)
+        if _key(table.belongs_to) != _key(belongs_to) or _checksum(encoded) != table.checksum:
+            return None
+        costs: StepCosts = msgspec.json.decode(encoded, type=StepCosts)
+    except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors; JSON may be nested without end
         return None
-    return table.costs if _key(table.belongs_to) == _key(belongs_to) else None
+    return costs
 
 
-def _write(path: Path, table: CostTable) -> None:
-    """Whole or not at all."""
+def _checksum(encoded: bytes) -> str:
+    return hashlib.sha256(encoded).hexdigest()[:24]
+
+
+def _write(path: Path, belongs_to: dict[str, object], costs: StepCosts) -> None:
+    """Whole or not at all, and nothing else left behind."""
+    partial: Path | None = None
+    encoded = msgspec.json.encode(costs)
+    table = CostTable(belongs_to, msgspec.Raw(encoded), _checksum(encoded))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            partial = Path(file.name)
             file.write(msgspec.json.format(msgspec.json.encode(table), indent=1))
-        os.replace(file.name, path)
+        os.replace(partial, path)
     except OSError as error:
         logger.info("The table of costs was not kept: %s", error)
+        if partial is not None:
+            with suppress(OSError):
+                partial.unlink()

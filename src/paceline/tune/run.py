@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from paceline.arguments import resolve_arguments
 from paceline.build import assemble_engine
+from paceline.config import ModelConfig
 from paceline.engine.cost_cache import step_costs
 from paceline.engine.engine import Engine
 from paceline.engine.step_costs import StepCosts
@@ -36,14 +38,18 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """What was found. survival[j-1]: share of passes whose first j drafts were all kept."""
+    """What was found. survival[j-1]: share of the passes with drafts whose first j drafts were all kept."""
 
     model: str
     draft: str | None  # None: n-gram
     most: int
     survival: list[float]
-    num_passes: int
+    num_passes: int  # that had drafts
     best: list[BestK]  # of every batch size from 1 on
+    drafting: float = 1.0  # share of all passes that had drafts
+    given: dict[str, Any] = field(default_factory=dict)  # the user's speculative_config: what was measured was with it
+    vllm_draft: str | None = None  # what vLLM finds it by
+    lookup: dict[str, int] = field(default_factory=dict)  # of an n-gram; vLLM's defaults are others
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -56,15 +62,18 @@ class Tuning:
 
     def paceline_config(self) -> dict[str, Any]:
         """A `speculative_config`: K up to the largest that pays anywhere, chosen by load and acceptance."""
-        return {**self._proposer(), "num_speculative_tokens": max(1, self.largest_k), "adaptive": True}
+        own = {"num_speculative_tokens": max(1, self.largest_k), "adaptive": True}
+        return {**self.given, **self._proposer(), **own}
 
     def vllm_config(self) -> dict[str, Any]:
         """vLLM's `speculative_config` with its schedule by batch size: [first, last, K]."""
-        method = {} if self.draft is None else {"method": "draft_model"}
+        if self.draft is None:
+            proposer: dict[str, Any] = {"method": "ngram", **self.lookup}
+        else:
+            proposer = {"method": "draft_model", "model": self.vllm_draft or self.draft}
         schedule = [list(entry) for entry in self.ranges]
         return {
-            **method,
-            **self._proposer(),
+            **proposer,
             "num_speculative_tokens": max(1, self.largest_k),
             "num_speculative_tokens_per_batch_size": schedule,
         }
@@ -87,17 +96,20 @@ def tune(options: Options, say: Say) -> Tuning:
     # The largest K throughout, of the draft model alone: what a text brings is not a matter of K.
     alone = replace(config.speculative, adaptive=False, proposer="draft" if config.draft else "auto")
     config = replace(config, speculative=alone)
+    # Before what takes minutes: a prompt may be none, a temperature impossible.
+    params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, detokenize=False)
+    prompts = [_tokens(prompt, tokenizer, options) for prompt in options.prompts]
     say(f"Loading {config.model.name}" + (f" and {config.draft.name}" if config.draft else ""))
     engine = assemble_engine(config, tokenizer)
     try:
         say("Measuring what steps cost")
         costs = step_costs(config, engine.executor, paceline_home() / "costs", fresh=True)
         say(f"Drafting over {len(options.prompts)} prompts")
-        prompts = [_tokens(prompt, tokenizer, options) for prompt in options.prompts]
-        counts, positions = _draft(engine, prompts, options)
+        counts, positions = _draft(engine, prompts, params)
+        passes = sum(engine.stats().passes_by_num_drafts) - len(prompts)  # the prompt's own pass never drafts
     finally:
         engine.shutdown()
-    return weigh(
+    found = weigh(
         costs,
         counts,
         model=config.model.name,
@@ -106,19 +118,37 @@ def tune(options: Options, say: Say) -> Tuning:
         max_num_seqs=config.scheduler.max_num_seqs,
         budget=config.scheduler.max_num_batched_tokens,
         positions=positions,
+        num_passes=None if config.draft else passes,  # a draft model drafts always, but for the end of an answer
     )
+    given = options.engine.get("speculative_config")
+    lookup = {"prompt_lookup_max": alone.prompt_lookup_max, "prompt_lookup_min": alone.prompt_lookup_min}
+    return replace(
+        found,
+        given=dict(given) if isinstance(given, Mapping) else {},
+        vllm_draft=_for_vllm(config.draft) if config.draft else None,
+        lookup={} if config.draft else lookup,
+    )
+
+
+def _for_vllm(draft: ModelConfig) -> str:
+    """A repo id of a hub as it is; for what only we know by that name, or only from this folder, where it lies."""
+    is_repo_id = draft.name.count("/") == 1 and not draft.name.startswith(".") and not Path(draft.name).exists()
+    return draft.name if is_repo_id else str(draft.path.resolve())
 
 
 def weigh(
     costs: StepCosts, counts: SpeculationCounts, *, model: str, draft: str | None, most: int, max_num_seqs: int,
-    budget: int, positions: float,
+    budget: int, positions: float, num_passes: int | None = None,
 ) -> Tuning:  # fmt: skip
-    """The choice, from what was measured."""
+    """The choice, from what was measured. `num_passes`: with drafts or without; None: all had some."""
     if not counts.num_drafts:
         raise PacelineError("No token was drafted over these prompts; give more of them, or longer answers.")
     kept = counts.num_accepted_tokens_per_pos
     survival = [count / counts.num_drafts for count in kept] + [0.0] * (most - len(kept))
-    best = best_by_batch(costs, survival, range(1, max_num_seqs + 1), positions=positions, budget=budget)
+    drafting = min(1.0, counts.num_drafts / num_passes) if num_passes else 1.0
+    best = best_by_batch(
+        costs, survival, range(1, max_num_seqs + 1), positions=positions, budget=budget, drafting=drafting
+    )
     notes = []
     if counts.num_drafts < ENOUGH_PASSES:
         notes.append(f"Only {counts.num_drafts} passes were drafted: give more prompts for figures that hold.")
@@ -128,8 +158,9 @@ def weigh(
     if not any(entry.k for entry in best):
         notes.append("Drafting pays at no batch size here. Serve without speculation, or with another draft.")
     return Tuning(
-        model=model, draft=draft, most=most, survival=survival, num_passes=counts.num_drafts, best=best, notes=notes
-    )
+        model=model, draft=draft, most=most, survival=survival, num_passes=counts.num_drafts, best=best, notes=notes,
+        drafting=drafting,
+    )  # fmt: skip
 
 
 def _tokens(prompt: str | list[int], tokenizer: Any, options: Options) -> list[int]:
@@ -139,10 +170,9 @@ def _tokens(prompt: str | list[int], tokenizer: Any, options: Options) -> list[i
     return tokenize(prompt, tokenizer).token_ids
 
 
-def _draft(engine: Engine, prompts: list[list[int]], options: Options) -> tuple[SpeculationCounts, float]:
+def _draft(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> tuple[SpeculationCounts, float]:
     """The counts, and the positions that a row had on average."""
     for number, ids in enumerate(prompts):
-        params = SamplingParams(max_tokens=options.max_tokens, temperature=options.temperature, detokenize=False)
         try:
             engine.add_request(EngineRequest(request_id=str(number), prompt_token_ids=ids, sampling_params=params))
         except InvalidRequestError as error:

@@ -1,7 +1,8 @@
 """From costs and acceptance to a K for every batch size. Pure arithmetic: nothing runs here.
 
-K is the one that commits the most tokens a second, B * (1 + S_1 + ... + S_K) / T(B, K), with S_j the share of passes
-whose first j drafts were all kept, and T the measured seconds of a step.
+K is the one that commits the most tokens a second, B * (1 + d * (S_1 + ... + S_K)) / T(B, K), with d the share of
+passes that have drafts (an n-gram has none where the text does not repeat), S_j the share of those whose first j drafts
+were all kept, and T the measured seconds of such a step.
 """
 
 from __future__ import annotations
@@ -26,24 +27,33 @@ class BestK:
 
 
 def best_by_batch(
-    costs: StepCosts, survival: Seq[float], batches: Seq[int], *, positions: float, budget: int
+    costs: StepCosts, survival: Seq[float], batches: Seq[int], *, positions: float, budget: int, drafting: float = 1.0
 ) -> list[BestK]:
-    """`positions`: that a row attends to. `budget`: tokens of the target in a step, at most."""
-    return [_best(costs, survival, batch, positions, budget) for batch in batches]
+    """`positions`: that a row attends to. `budget`: tokens of the target in a step, at most. `drafting`: share of a
+    row's passes that have drafts."""
+    return [_best(costs, survival, batch, positions, budget, drafting) for batch in batches]
 
 
-def _best(costs: StepCosts, survival: Seq[float], batch: int, positions: float, budget: int) -> BestK:
+def _best(costs: StepCosts, survival: Seq[float], batch: int, positions: float, budget: int, drafting: float) -> BestK:
     plain = _seconds(costs, batch, 0, positions)
     best = BestK(batch, 0, 1.0, plain, 1.0)
     counts = costs.draft_counts if isinstance(costs, PaddedCosts) else range(len(survival) + 1)
     for k in counts:
         if k == 0 or k > len(survival) or batch * (k + 1) > budget:
             continue
-        tokens, seconds = 1.0 + sum(survival[:k]), _seconds(costs, batch, k, positions)
+        tokens = 1.0 + drafting * sum(survival[:k])
+        share = _share_of_cost(costs, batch, drafting)
+        seconds = share * _seconds(costs, batch, k, positions) + (1.0 - share) * plain
         gain = tokens * plain / seconds
         if gain > max(best.gain, WORTH):
             best = BestK(batch, k, tokens, seconds, gain)
     return best
+
+
+def _share_of_cost(costs: StepCosts, batch: int, drafting: float) -> float:
+    """How much of the way from a plain step to one in which all rows draft. A captured step has K drafts' places as
+    soon as one of its rows drafts; an eager one pays by the row."""
+    return 1.0 - (1.0 - drafting) ** batch if isinstance(costs, PaddedCosts) else drafting
 
 
 def _seconds(costs: StepCosts, batch: int, k: int, positions: float) -> float:
