@@ -1,4 +1,5 @@
-"""JSON that says each thing once: a name that an object repeats is refused, where Python's parser takes the last."""
+"""JSON that says each thing once: a name that an object repeats is refused, where Python's parser takes the last. And
+files with a value a line."""
 
 from __future__ import annotations
 
@@ -19,6 +20,13 @@ def loads(text: str) -> Any:
         raise InvalidRequestError("The JSON is nested too deeply.", code="invalid_json") from None
     except ValueError:
         raise InvalidRequestError("A number in the JSON has thousands of digits.", code="invalid_json") from None
+
+
+def numbered_lines(text: str) -> list[tuple[int, str]]:
+    """The lines that hold something, with their numbers from 1. Only an end of line ends one: Unicode's other
+    separators may stand within JSON's strings. A byte-order mark is no part of the first."""
+    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

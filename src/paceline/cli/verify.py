@@ -19,6 +19,7 @@ from paceline.cli.console import console
 from paceline.cli.termination import signals_as_ctrl_c
 from paceline.cli.writing import claimed_file, write_whole
 from paceline.errors import ConfigurationError, InvalidRequestError
+from paceline.json_text import loads, numbered_lines
 from paceline.verify.cases import METHODS
 from paceline.verify.page import page
 from paceline.verify.remote import RemoteOptions, verify_server
@@ -158,12 +159,12 @@ def make_options(
 
 def read_prompts(path: Path) -> list[str | list[int]]:
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = numbered_lines(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(f"--prompts {path} cannot be read: {error}", param="prompts") from None
     if not lines:
         raise InvalidRequestError(f"--prompts {path} has no lines.", param="prompts")
-    return [_prompt(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    return [_prompt(line, f"{path}, line {number}") for number, line in lines]
 
 
 def _prompt(line: str, where: str) -> str | list[int]:
@@ -171,11 +172,17 @@ def _prompt(line: str, where: str) -> str | list[int]:
     if not line.lstrip().startswith("{"):
         return line
     try:
-        entry = json.loads(line)
+        entry = loads(line)
     except json.JSONDecodeError as error:
         raise InvalidRequestError(f"{where} begins like JSON and is not: {error}", param="prompts") from None
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{where}: {error}", param="prompts") from None
     text, ids = entry.get("prompt"), entry.get("prompt_token_ids")
     if isinstance(text, str) and text.strip():
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise InvalidRequestError(
+                f'{where}: "prompt" holds half of a surrogate pair, which is no text.', param="prompts"
+            )
         return text
     if isinstance(ids, list) and ids and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         return ids

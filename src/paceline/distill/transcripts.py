@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.distill.report import Transcript
 from paceline.distill.text import Text
 from paceline.errors import ConfigurationError
+from paceline.json_text import loads, numbered_lines
 from paceline.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,18 +38,18 @@ def held_out_prompts(held_out: Mapping[str, Text], per_kind: int) -> list[Report
 def file_prompts(path: Path, chat: Callable[[list[dict[str, Any]]], list[int]]) -> list[ReportPrompt]:
     """A JSON object a line: `category` with `turns` (Spec-Bench's form; first turns are asked) or with `messages`."""
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = numbered_lines(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--report-on {path} cannot be read: {error}.") from None
     prompts = []
-    for number, line in enumerate(lines, 1):
+    for number, line in lines:
         try:
-            entry = json.loads(line)
+            entry = loads(line)
             messages = entry["messages"] if "messages" in entry else [{"role": "user", "content": entry["turns"][0]}]
             prompts.append(ReportPrompt(str(entry.get("category", path.stem)), tuple(chat(messages))))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise ConfigurationError(
-                f'--report-on {path}, entry {number}: expected {{"category": "...", "turns": ["..."]}} or '
+                f'--report-on {path}, line {number}: expected {{"category": "...", "turns": ["..."]}} or '
                 f'{{"category": "...", "messages": [...]}} ({error}).'
             ) from None
     if not prompts:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import ConfigurationError, InvalidRequestError
+from paceline.json_text import loads, numbered_lines
 
 _HELD_OUT_SHARE = 8
 
@@ -94,14 +95,14 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--data {path} cannot be read: {error}.") from None
-    for number, raw in enumerate(content.splitlines(), 1):
-        if not raw.strip():
-            continue
+    for number, raw in numbered_lines(content):
         where = f"{path}, line {number}"
         try:
-            line = json.loads(raw)
+            line = loads(raw)
         except json.JSONDecodeError as error:
             raise ConfigurationError(f"{where}: not JSON ({error.msg} at column {error.colno}).") from None
+        except InvalidRequestError as error:
+            raise ConfigurationError(f"{where}: {error}") from None
         if not isinstance(line, dict) or not (
             isinstance(line.get("messages"), list) or isinstance(line.get("text"), str)
         ):

@@ -20,7 +20,7 @@ import numpy as np
 
 from paceline.bench.files import read_text
 from paceline.errors import ConfigurationError, InvalidRequestError
-from paceline.json_text import loads
+from paceline.json_text import loads, numbered_lines
 
 Message = dict[str, str]
 _HUMAN = ("human", "user")
@@ -76,12 +76,12 @@ def read_prompts(path: Path) -> tuple[list[Prompt], list[str]]:
     text = read_text(path, "--prompts")
     left_out = LeftOut(path)
     if path.suffix == ".jsonl":
-        rows = [(f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+        rows = [(f"{path}, line {n}", line) for n, line in numbered_lines(text)]
         found = [_from_object(where, _json(where, line), left_out) for where, line in rows]
     elif path.suffix == ".json":
         found = _from_sharegpt(path, _json(str(path), text), left_out)
     else:
-        found = [("text", (line.strip(),), ()) for line in text.splitlines() if line.strip()]
+        found = [("text", (line.strip(),), ()) for _, line in numbered_lines(text)]
     if not found:
         raise ConfigurationError(f"--prompts {path} holds no prompt.")
     return [Prompt(number, *parts) for number, parts in enumerate(found)], left_out.notes()

@@ -19,6 +19,7 @@ from paceline.bench.serve.result_relations import contradictions
 from paceline.bench.serve.results import Results, is_own, own_results
 from paceline.bench.serve.summary import summarize
 from paceline.errors import ConfigurationError
+from paceline.json_text import numbered_lines
 
 _LARGEST = 1e15  # of tokens, milliseconds, dollars
 
@@ -168,7 +169,7 @@ def _objects(path: Path, text: str) -> list[Any]:
         problem = error
     if isinstance(problem, json.JSONDecodeError) and problem.msg == "Extra data":  # another document behind the first
         try:
-            return [_load(line) for line in text.splitlines() if line.strip()]
+            return [_load(line) for _, line in numbered_lines(text)]
         except (ValueError, RecursionError) as error:
             problem = error
     raise ConfigurationError(f"{path} is not JSON: {problem}.")
