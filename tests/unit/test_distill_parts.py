@@ -195,7 +195,7 @@ def test_report_prompts_end_where_the_target_first_answers() -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("{", "line 2"), ('{"category": "a"}', "turns"), ('{"category": "a", "turns": []}', "entry 2"), ("7", "entry 2")],
+    [("{", "line 2"), ('{"category": "a"}', "turns"), ('{"category": "a", "turns": []}', "line 2"), ("7", "line 2")],
 )
 def test_prompts_for_the_report_are_read_and_wrong_ones_named(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "asked.jsonl"
