@@ -11,7 +11,7 @@ import pytest
 from bench_serve_fakes import Json, Reply, bench_says, canned_server, plain, speculating
 from typer.testing import CliRunner
 
-from paceline.bench.serve.tls import failure_in_words
+from paceline.bench.serve.tls import failure_in_words, tls_context
 from paceline.cli.app import app
 
 KEY = "sk-very-secret-1"
@@ -76,6 +76,33 @@ def test_a_certificate_of_ones_own(
     assert ("no certificate was checked" in said) is (way == "--insecure")
     assert {path for path, _, _ in seen} >= {"/v1/models", "/v1/chat/completions"}
     assert str(certificate.parent) not in (tmp_path / "out" / "bench.json").read_text().partition('"options"')[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(None, "cannot be read: No such file"), ("junk", "holds no certificate in PEM form")]
+)
+def test_a_certificate_of_the_environment_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, message: str
+) -> None:
+    """It is named for https; for http it is of no account."""
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    for url, said in (("https://127.0.0.1:9", message), ("http://127.0.0.1:9", "does not answer")):
+        words = bench_says("serve", "--url", url, "--out", str(tmp_path / "out"))
+        assert said in words
+        assert ("SSL_CERT_FILE" in words) is url.startswith("https")
+
+
+def test_a_certificate_of_the_environment_stands_beside_certifis(
+    signed: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = {str(found) for found in tls_context().get_ca_certs()}
+    monkeypatch.setenv("SSL_CERT_FILE", str(signed[0]))
+    monkeypatch.setenv("SSL_CERT_DIR", str(signed[0].parent))
+    beside = {str(found) for found in tls_context().get_ca_certs()}
+    assert usual < beside
 
 
 def test_https_to_a_server_without_tls(tmp_path: Path) -> None:

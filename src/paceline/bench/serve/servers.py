@@ -42,9 +42,10 @@ class Server:
 async def try_out(name: str, url: str, options: ServeOptions, api_key: str | None) -> Server:
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     root = server_url(url)
-    tls = tls_context(options.ca_file, insecure=options.insecure)
+    is_https = root.scheme == "https"  # else a certificate that cannot be read is of no account
+    tls = tls_context(options.ca_file, insecure=options.insecure) if is_https else None
     control = httpx.AsyncClient(  # no proxy and no .netrc, which streams do not have either
-        base_url=root, headers=headers, timeout=httpx.Timeout(30.0, connect=5.0), verify=tls, trust_env=False
+        base_url=root, headers=headers, timeout=httpx.Timeout(30.0, connect=5.0), verify=tls or True, trust_env=False
     )
     cards = await _models(control, is_needed=options.model is None, has_key=api_key is not None)
     model = options.model or next(iter(cards))
