@@ -284,6 +284,16 @@ def test_guidellm_results_are_read(tmp_path: Path, strategy: dict[str, Any], loa
     assert charts(found)
 
 
+def test_an_interval_of_guidellm_that_begins_below_0_begins_at_0(tmp_path: Path) -> None:
+    """A few requests that scatter give such a one by a normal law: the file is whole."""
+    content = guidellm({"type_": "synchronous"})
+    scattered = content["benchmarks"][0]["metrics"]["time_to_first_token_ms"]["successful"]
+    scattered["mean_ci"] = {"lower": -30.0, "upper": 198.0}
+    (tmp_path / "g.json").write_text(json.dumps(content))
+    (case,) = read_results(tmp_path / "g.json").cases
+    assert case.latency_ms["ttft"]["mean"] == Estimate(84.0, 0.0, 198.0)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -107,7 +107,9 @@ def _load(benchmark: dict[str, Any]) -> Load:
 
 def _statistics(distribution: dict[str, Any], scale: float) -> dict[str, Estimate]:
     interval = distribution.get("mean_ci") or {}
-    edges = [None if interval.get(side) is None else float(interval[side]) * scale for side in ("lower", "upper")]
+    known = [None if interval.get(side) is None else float(interval[side]) * scale for side in ("lower", "upper")]
+    # by a normal law the interval of a few scattered requests begins below 0, where no latency is
+    edges = [None if edge is None else max(0.0, edge) for edge in known]
     found = {"mean": Estimate(float(distribution["mean"]) * scale, *edges)}
     for statistic in STATISTICS[1:]:
         found[statistic] = Estimate(float(distribution["percentiles"][statistic]) * scale)
