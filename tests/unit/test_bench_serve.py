@@ -397,6 +397,12 @@ def gain_of(users: float, value: float, width: float = 0.05) -> Comparison:
             "on gives more tokens a second than off at 1 user. At 4 and 8 users the 95 % interval of the gain holds "
             "both gain and loss. By the measured values alone, on gains up to about 5.04 users.",
         ),
+        ((1.2, 0.9, 1.1), "on gives more tokens a second than off at 1 and 8 users and fewer at 4 users."),
+        (
+            (0.8, 1.2, 0.8),
+            "on gives more tokens a second than off at 4 users and fewer at 1 and 8 users. By the measured values "
+            "alone, on gains for the last time up to about 5.66 users.",
+        ),
     ],
 )
 def test_gains_and_break_even_in_words(values: tuple[float, ...], words: str) -> None:

@@ -98,12 +98,14 @@ def break_even(compared: Sequence[Comparison]) -> list[BreakEven]:
 
 
 def _break_even(arm: str, baseline: str, gains: Mapping[float, Estimate]) -> BreakEven:
-    """Where the gain last falls through 1, straight between two points over the logarithm of the users."""
+    """Where the gain falls through 1 for good, straight between two points over the logarithm of the users."""
     users = None
     for (one, before), (two, after) in pairwise((users, gain.value) for users, gain in gains.items()):
         if before >= 1 > after:
             place = (before - 1) / (before - after)
             users = math.exp(math.log(one) + place * (math.log(two) - math.log(one)))
+        elif after > 1:
+            users = None  # more users gain again: a fall below them is no end of the gain
     return BreakEven(arm, baseline, users, _in_words(arm, baseline, gains, users))
 
 
@@ -113,7 +115,11 @@ def _in_words(arm: str, baseline: str, gains: Mapping[float, Estimate], users: f
         [load for load, gain in gains.items() if verdict(gain) == wanted] for wanted in Verdict
     )
     parts = []
-    edge = "" if users is None else f"{arm} gains up to about {_at([users])}"
+    edge = ""
+    if users is not None:
+        is_gain_below = all(gain.value >= 1 for load, gain in gains.items() if load < users)
+        edge = f"{arm} gains up to" if is_gain_below else f"{arm} gains for the last time up to"
+        edge += f" about {_at([users])}"
     if edge and more and fewer and max(more) < (users or 0) < min(fewer):
         parts.append(f"{edge}; above that {baseline} gives more tokens a second.")
         edge = ""
