@@ -68,7 +68,7 @@ def _of_slices(case: Case, base: Case, *, took_turns: bool) -> Estimate | None:
 def _paired(pairs: Sequence[tuple[Record, Record]], metric: Callable[[Record], float | None]) -> Estimate | None:
     values = [(ours.round, metric(theirs), metric(ours)) for ours, theirs in pairs]
     known = [(number, above, below) for number, above, below in values if above is not None and below is not None]
-    if not known:
+    if not any(theirs for _, theirs, _ in known):  # tokens that came all at once: nothing is any times as fast as that
         return None
     rounds, above, below = np.asarray(known, dtype=np.float64).T
     each = [(above[rounds == number].mean(), below[rounds == number].mean()) for number in np.unique(rounds)]
@@ -77,7 +77,7 @@ def _paired(pairs: Sequence[tuple[Record, Record]], metric: Callable[[Record], f
 
 def _of_means(case: Case, base: Case, metric: str) -> Estimate | None:
     above, below = base.latency(metric, "mean"), case.latency(metric, "mean")
-    return Estimate(above / below) if above is not None and below else None
+    return Estimate(above / below) if above and below else None
 
 
 def _of_values(above: Estimate | None, below: Estimate | None) -> Estimate | None:

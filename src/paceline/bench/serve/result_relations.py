@@ -234,5 +234,7 @@ def _of_comparison(compared: Comparison, case: Case, base: Case) -> Iterator[str
 
 
 def _ratio(name: str, said: Estimate, above: float, below: float, factor: float) -> Iterator[str]:
+    if above == 0 == said.value and below > 0:
+        return  # as versions before this one wrote it
     if not below > 0 or not 1 / factor <= said.value / max(above / below, 1e-12) <= factor:
         yield f"{name} is {said.value:.6g}, and its sides are {above:.6g} and {below:.6g}"
