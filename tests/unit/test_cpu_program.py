@@ -66,6 +66,36 @@ def test_a_damaged_file_is_made_anew(small_source: Path, tmp_path: Path) -> None
     assert path.stat().st_size > 1000
 
 
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.6, 0.99])
+def test_a_file_that_was_cut_short_is_not_loaded(small_source: Path, share: float) -> None:
+    """Some such files kill the process that loads them, so that is asked of the check and not of the loader."""
+    compiled()
+    (file,) = small_source.iterdir()
+    whole = file.read_bytes()
+    file.unlink()  # its pages are in use
+    file.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program.ctypes, "CDLL", lambda path: pytest.fail("loaded a damaged file"))
+        assert program._loaded(file) is None
+    assert compiled().paceline_answer() == 42
+    assert file.stat().st_size == len(whole)
+
+
+def test_a_damaged_file_that_cannot_be_replaced_is_not_loaded(
+    small_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = program._compiler() if _has_compiler() else pytest.skip("no C++ compiler here")
+    small_source.mkdir(parents=True)  # never loaded before: the loader would find it again by its name
+    path = small_source / f"decoder-{program._key(tmp_path / 'package' / 'cpu', compiler)}.so"
+    path.write_bytes(b"not a library")
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert compiled().paceline_answer() == 42
+
+
 def test_a_folder_that_cannot_be_written_is_done_without(small_source: Path) -> None:
     small_source.parent.mkdir()
     small_source.write_text("a file where the folder would be, so that even root cannot write there")

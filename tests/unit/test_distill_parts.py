@@ -294,3 +294,19 @@ def test_the_shipped_drafts_configuration_is_what_export_writes() -> None:
     config = json.loads((shipped / "config.json").read_text())
     assert student.hugging_face_config(LlamaShape.from_config(config), config) == config
     assert sum(file.stat().st_size for file in shipped.iterdir()) < 30_000_000
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (r'{"text": "a \ud800 b"}', "surrogate"),
+        ('{"messages": null, "text": "a"}', "expected"),
+        ('{"messages": 5, "text": "a"}', "expected"),
+        ('{"messages": "a", "text": "a"}', "expected"),
+    ],
+)
+def test_user_text_that_cannot_be_learnt_is_named_by_its_line(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(ConfigurationError, match=f"line 2: .*{said}"):
+        read_user_text([path], chat=chat, encode=words, separator=0, length=8)

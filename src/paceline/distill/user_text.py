@@ -104,10 +104,20 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         except InvalidRequestError as error:
             raise ConfigurationError(f"{where}: {error}") from None
         if not isinstance(line, dict) or not (
-            isinstance(line.get("messages"), list) or isinstance(line.get("text"), str)
+            isinstance(line["messages"], list) if "messages" in line else isinstance(line.get("text"), str)
         ):
             raise ConfigurationError(f'{where}: expected {{"messages": [...]}} or {{"text": "..."}}.')
+        if "messages" not in line and not _is_unicode(line["text"]):
+            raise ConfigurationError(f"{where}: the text has half of a surrogate pair, which is no character.")
         yield where, line
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _prompt(messages: Any, chat: Callable[[Messages], list[int]], where: str) -> list[int]:

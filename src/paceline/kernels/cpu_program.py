@@ -34,6 +34,7 @@ _OWN_PROCESSOR = ("-march=native", "-mcpu=native")  # the second is what some co
 _COMPILERS = ("c++", "g++", "clang++")
 _MAIN = "decoder.cpp"
 _SECONDS = 300  # a compiler that takes longer hangs
+_DIGEST = hashlib.sha256().digest_size
 _SHOWN = 2_000  # characters of a compiler's complaint
 
 
@@ -52,9 +53,11 @@ def cpu_program() -> ctypes.CDLL:
 
 def _loaded(path: Path) -> ctypes.CDLL | None:
     """None where there is none, or one that was damaged: it is made anew."""
-    if not path.is_file():
-        return None
     try:
+        content = path.read_bytes()
+        # Not left to the loader: a file that was cut short kills the process (SIGBUS) when its pages are touched.
+        if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
+            return None
         return ctypes.CDLL(str(path))
     except OSError:
         return None
@@ -65,20 +68,24 @@ def _compiled(source: Path, compiler: str, path: Path) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         built = Path(folder) / path.name
         _compile(source, compiler, built)
-        _keep(built, path)
-        return ctypes.CDLL(str(path if path.is_file() else built))  # loaded code outlives its file
+        kept = _keep(built, path)
+        return ctypes.CDLL(str(path if kept else built))  # loaded code outlives its file
 
 
-def _keep(built: Path, path: Path) -> None:
+def _keep(built: Path, path: Path) -> bool:
+    """Whether it lies at `path`, its digest behind it (loaders ignore what follows the sections)."""
     partial = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(built, partial)
+        content = built.read_bytes()
+        partial.write_bytes(content + hashlib.sha256(content).digest())
         partial.replace(path)
+        return True
     except OSError as error:  # read-only or full: the next process compiles again
         logger.info("The compiled forward was not kept: %s", error)
         with suppress(OSError):
             partial.unlink()
+        return False
 
 
 def _folder() -> Path:
