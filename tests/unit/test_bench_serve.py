@@ -33,7 +33,7 @@ from paceline.bench.page import renderers
 from paceline.bench.page.tables import overview
 from paceline.bench.serve import latency
 from paceline.bench.serve.ask import Listener, ask, fill, now_ns, speculation_counts
-from paceline.bench.serve.compare import break_even
+from paceline.bench.serve.compare import break_even, compare
 from paceline.bench.serve.connection import StampedConnection, TransportConnection
 from paceline.bench.serve.counters import Counters, parse_counters
 from paceline.bench.serve.counting import TextTally, make_tally, shared
@@ -355,6 +355,15 @@ def test_a_paired_ratio_sees_what_the_prompts_hide() -> None:
     assert paired.high == pytest.approx(1.5)
     assert loose.low is not None
     assert loose.low < 1.3
+
+
+def test_answers_that_took_no_time_are_not_compared_by_their_pace() -> None:
+    """All tokens in one piece: a gain of 0 was shown, and the file refused when it was read again."""
+    case, base = summarize(two_arms()).cases[:2]
+    assert compare(case, base, {}, greedy=False).pace_gain is not None
+    base.latency_ms["tpot"]["mean"] = Estimate(0.0)
+    assert compare(case, base, {}, greedy=False).pace_gain is None
+    assert compare(base, case, {}, greedy=False).pace_gain is None
 
 
 def test_p33_summary_of_two_arms_and_their_break_even() -> None:

@@ -199,7 +199,7 @@ def distill_draft(
     heads: Annotated[int | None, _more("Attention heads, instead of the size's.", _DRAFT)] = None,
     draft_vocab: Annotated[
         str | None,
-        _more("Also write reduced/, its head cut to so many frequent tokens; or auto. Not served yet.", _DRAFT),
+        _more("Also write reduced/, its head cut to so many frequent tokens; or auto.", _DRAFT),
     ] = None,
     tokens: Annotated[
         int | None,
