@@ -22,7 +22,7 @@ import pytest
 import typer
 from bench_serve_fakes import bench_says, canned_server, chunk, chunked, info, record, span, speculating, two_arms
 from bench_serve_fakes import raw as run_of
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_bench_report import VLLM, guidellm
 
@@ -562,6 +562,7 @@ def test_a_run_without_a_complete_case_is_refused(tmp_path: Path) -> None:
         min_size=1,
     )
 )
+@example({1.0: (0.5, None), 2.0: (2.0, 0.01), 4.0: (0.5, 0.01)})
 def test_no_sentence_takes_back_what_another_claims(gains: dict[float, tuple[float, float | None]]) -> None:
     """Each load stands in one sentence, by what its interval says; one user is a user."""
     compared = []

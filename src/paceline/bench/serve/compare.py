@@ -115,12 +115,12 @@ def _in_words(arm: str, baseline: str, gains: Mapping[float, Estimate], users: f
         [load for load, gain in gains.items() if verdict(gain) == wanted] for wanted in Verdict
     )
     parts = []
-    edge = ""
+    edge, is_gain_below = "", True
     if users is not None:
         is_gain_below = all(gain.value >= 1 for load, gain in gains.items() if load < users)
         edge = f"{arm} gains up to" if is_gain_below else f"{arm} gains for the last time up to"
         edge += f" about {_at([users])}"
-    if edge and more and fewer and max(more) < (users or 0) < min(fewer):
+    if edge and is_gain_below and more and fewer and max(more) < (users or 0) < min(fewer):
         parts.append(f"{edge}; above that {baseline} gives more tokens a second.")
         edge = ""
     elif more or fewer:
