@@ -19,7 +19,7 @@ from paceline.capacity.page import page_data, render_page
 from paceline.capacity.planner import answer, what_stops
 from paceline.capacity.prices import load_prices
 from paceline.capacity.question import Load, Objective
-from paceline.capacity.sentences import saving_in_words
+from paceline.capacity.sentences import break_even_in_words, saving_in_words
 from paceline.capacity.serving import Workload, operate, steady_state
 from paceline.errors import ConfigurationError
 
@@ -92,6 +92,28 @@ def test_sentences_without_a_fleet_on_one_side() -> None:
     assert words.startswith("Only speculation meets the objective: ")
     (words,) = saving_in_words(replace(both, fleets=tuple(fleet for fleet in both.fleets if not fleet.k)))
     assert words.startswith("No K meets the objective; without speculation ")
+
+
+@pytest.mark.parametrize(
+    ("gains", "said"),
+    [
+        ((1.5, 1.2, 1.1), "the best K gains at every number of requests shown."),
+        ((1.0, 1.01, 1.1), "the best K gains at every number of requests shown but 1 and 2, where no K gains 2 %."),
+        ((1.3, 1.2, 1.0), "from 4 requests in flight on, batching has used up what speculation gains from"),
+        ((1.0, 1.2, 1.0), "(a K without room in the cache counts as none). No K gains 2 % at 1 in flight either."),
+    ],
+)
+def test_the_break_even_is_told_of_every_number_of_requests(gains: tuple[float, ...], said: str) -> None:
+    """The sentence beside a table whose gain rises and falls: n-grams, cheap drafts that are seldom kept."""
+    found = answer(question())
+    sweep = []
+    for swept, gain in zip(found.sweep, gains, strict=False):
+        plain = swept.points[0]
+        best = replace(plain, k=1, tokens_per_second=plain.tokens_per_second * gain)
+        sweep.append(replace(swept, points=(plain, best), best=best, gain_with_room=gain))
+    words = break_even_in_words(replace(found, sweep=tuple(sweep)))
+    assert said in words
+    assert ("either" in words) == ("either" in said)
 
 
 def test_each_cause_by_which_a_replica_is_full() -> None:

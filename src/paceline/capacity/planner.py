@@ -122,6 +122,16 @@ class Answer:
         return None
 
     @property
+    def without_gain_below_break_even(self) -> tuple[int, ...]:
+        """Swept concurrencies below it at which no K gains 2 % either."""
+        end = self.break_even
+        return tuple(
+            swept.concurrency
+            for swept in self.sweep
+            if swept.gain < _WORTH_IT and (end is None or swept.concurrency < end)
+        )
+
+    @property
     def is_for_want_of_room(self) -> bool:
         """At the break-even a K would gain, and none that does has room in the cache for so many requests."""
         return any(swept.gain_with_room >= _WORTH_IT for swept in self.sweep if swept.concurrency == self.break_even)

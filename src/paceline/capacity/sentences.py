@@ -121,17 +121,27 @@ def gpus(fleet: Fleet) -> str:
 
 
 def break_even_in_words(answer: Answer) -> str:
-    """Of the sweep: throughput of one replica, whatever the objective is."""
+    """Of the sweep: throughput of one replica, whatever the objective is. The gain need not fall with the number of
+    requests: drafts from n-grams can gain at many and not at few, so that loads below the break-even are named too."""
     where = f"Throughput of one replica at TP={answer.swept_tp}, whatever the objective:"
+    without = answer.without_gain_below_break_even
+    places = _and([f"{concurrency:,}" for concurrency in without])
     if answer.break_even is None:
+        if without:
+            return f"{where} the best K gains at every number of requests shown but {places}, where no K gains 2 %."
         return f"{where} the best K gains at every number of requests shown."
     requests = "1 request" if answer.break_even == 1 else f"{answer.break_even} requests"
+    below = f" No K gains 2 % at {places} in flight either." if without else ""
     if answer.is_for_want_of_room:
         return (
             f"{where} from {requests} in flight on, no K that gains can be had: the cache has no room for so many with "
-            "a draft beside the target. Up to there the best K gains."
+            "a draft beside the target." + (below or " Up to there the best K gains.")
         )
     return (
         f"{where} from {requests} in flight on, batching has used up what speculation gains from, and no K gains 2 % "
-        "(a K without room in the cache counts as none)."
+        f"(a K without room in the cache counts as none).{below}"
     )
+
+
+def _and(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
