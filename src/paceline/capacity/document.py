@@ -111,6 +111,7 @@ def _fleet(fleet: Fleet | None) -> dict[str, Any] | None:
         "rented_gpus": fleet.rented_gpus,
         "nodes": fleet.nodes,
         "most_sequences_per_replica": fleet.most_sequences,
+        "limit": fleet.limit,
         "tokens_per_second": fleet.tokens_per_second,
         "replica": asdict(fleet.point),
         "memory": _memory(fleet.memory),

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from importlib import resources
 from typing import Any
 
+from paceline.capacity.calibration import Calibration
 from paceline.capacity.document import document
 from paceline.capacity.hardware import Gpu
 from paceline.capacity.memory import room_for_positions
@@ -29,13 +30,19 @@ _DIGITS = 7
 Models = tuple[PlannedModel, PlannedModel | None]
 
 
-def page_data(answer: Answer, models: Mapping[str, Models], gpus: Mapping[str, Gpu], prices: Sequence[Price]) -> Any:
+def page_data(
+    answer: Answer,
+    models: Mapping[str, Models],
+    gpus: Mapping[str, Gpu],
+    prices: Sequence[Price],
+    calibration: Calibration | None = None,
+) -> Any:
     """`models`: the pair as each GPU has it (without FP8 products weights are wider)."""
     question = answer.question
     grids = {}
     for key, (target, draft) in models.items():
         asked = replace(question, gpu=gpus[key], target=target, draft=draft)
-        found = {str(tp): grid for tp in question.tps if (grid := _grid(asked, tp)) is not None}
+        found = {str(tp): grid for tp in _degrees(asked) if (grid := _grid(asked, tp)) is not None}
         if found:
             price = question.price if key == question.gpu.key else _price_there(prices, key, question.price)
             grids[key] = {
@@ -49,11 +56,18 @@ def page_data(answer: Answer, models: Mapping[str, Models], gpus: Mapping[str, G
         "ks": sorted({0, *question.ks}),
         "rows": list(ROWS),
         "prompts": list(PROMPTS),
-        "acceptance": question.acceptance.conditional_rate(max(question.ks)) if max(question.ks) else 0.7,
+        "maxNumSeqs": question.limits.max_num_seqs,
+        "isLength": question.acceptance.depends_on_k,  # what "acceptance" is: tokens a pass, or a rate
+        "acceptance": question.acceptance.length or question.acceptance.rate,
         "users": question.load.users or (answer.best.replicas * answer.best.point.concurrency if answer.best else 32),
         "gpus": grids,
-        "plan": document(answer, None),
+        "plan": document(answer, calibration),
     }
+
+
+def _degrees(question: Question) -> list[int]:
+    """Another GPU than the plan's may have smaller nodes."""
+    return [tp for tp in question.tps if tp <= question.gpu.gpus_per_node]
 
 
 def _price_there(prices: Sequence[Price], key: str, chosen: Price | None) -> Price | None:

@@ -239,7 +239,9 @@ def _page(request: Any, asked: Any, found: Any) -> str:
     from paceline.capacity.page import page_data, render_page
     from paceline.capacity.request import for_every_gpu
 
-    return render_page(page_data(found, for_every_gpu(request, asked.gpus), asked.gpus, asked.prices))
+    return render_page(
+        page_data(found, for_every_gpu(request, asked.gpus), asked.gpus, asked.prices, asked.calibration)
+    )
 
 
 def _run_preset(name: str, out: Path | None, as_json: bool) -> None:

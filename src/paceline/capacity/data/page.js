@@ -1,7 +1,10 @@
 "use strict";
 // The formulas of serving.py and planner.py over the grid that page.py computed. Times in seconds.
 
-function tokensPerPass(rate, k) {
+// A length is emitted whatever K is, as far as K allows; a rate is that of every place.
+function tokensPerPass(data, acceptance, k) {
+  if (data.isLength) return Math.min(acceptance, k + 1);
+  const rate = acceptance;
   let sum = 0;
   for (let i = 0; i <= k; i++) sum += rate ** i;
   return sum;
@@ -22,7 +25,7 @@ function operate(data, grid, input, k, concurrency) {
   const models = k > 0 ? 1 : 0, unread = Math.max(1, input.inputLen * (1 - input.cached));
   const history = grid.history[models] * unread * (input.inputLen - unread);
   const prompt = between(data.prompts, grid.prompts[models], unread) + history;
-  const pass = k > 0 ? tokensPerPass(input.acceptance, k) : 1;
+  const pass = k > 0 ? tokensPerPass(data, input.acceptance, k) : 1;
   const afterFirst = Math.max(input.outputLen - 1, 1);
   const others = (concurrency - 1) * prompt;
   const decode = (afterFirst * step) / pass + others;
@@ -32,9 +35,17 @@ function operate(data, grid, input, k, concurrency) {
   return { k, concurrency, step, ttft, tpot: decode / afterFirst, requests, tokens: requests * input.outputLen };
 }
 
-function fits(data, grid, input, k, concurrency) {
+function hasRoom(data, grid, input, k, concurrency) {
   const room = between(data.rows, grid.positions[data.ks.indexOf(k)], concurrency);
   return room >= concurrency * (input.inputLen + input.outputLen + k);
+}
+
+// Why a replica cannot have so many requests in flight; "" where it can.
+function whatStops(data, grid, input, k, concurrency) {
+  if (!hasRoom(data, grid, input, k, concurrency)) return "memory";
+  const point = operate(data, grid, input, k, concurrency);
+  if (point.ttft > input.ttft) return "ttft";
+  return point.tpot > input.tpot ? "tpot" : "";
 }
 
 function smallest(holds, most) {
@@ -46,32 +57,33 @@ function smallest(holds, most) {
   return low;
 }
 
-function mostSequences(data, grid, input, k, bounded) {
-  const holds = (b) => {
-    if (!fits(data, grid, input, k, b)) return false;
-    if (!bounded) return true;
-    const point = operate(data, grid, input, k, b);
-    return point.ttft <= input.ttft && point.tpot <= input.tpot;
-  };
-  const most = Math.min(bounded ? input.users : Infinity, data.rows[data.rows.length - 1]);
+const isArrivals = (input) => input.requestsPerSecond !== null;
+
+function mostSequences(data, grid, input, k) {
+  const holds = (b) => !whatStops(data, grid, input, k, b);
+  const most = Math.min(isArrivals(input) ? Infinity : input.users, data.rows[data.rows.length - 1], data.maxNumSeqs);
   return holds(most) ? most : smallest((b) => !holds(b), most) - 1;
 }
 
 function fleet(data, gpu, tp, input, k) {
   const grid = gpu.tps[tp];
-  const most = mostSequences(data, grid, input, k, true);
+  const most = mostSequences(data, grid, input, k);
   if (most < 1) return null;
-  const replicas = Math.ceil(input.users / most);
-  const point = operate(data, grid, input, k, Math.ceil(input.users / replicas));
+  const at = (b) => operate(data, grid, input, k, b);
+  const arriving = input.requestsPerSecond;
+  const replicas = Math.ceil(isArrivals(input) ? arriving / at(most).requests : input.users / most);
+  const enough = (b) => at(b).requests >= arriving / replicas;
+  const point = at(isArrivals(input) ? smallest(enough, most) : Math.ceil(input.users / replicas));
   const gpus = replicas * tp;
   const machine = gpu.price ? gpu.price.gpus : 1;
   const rented = Math.ceil(gpus / machine) * machine;
-  const requests = (input.users / point.concurrency) * point.requests;
+  const requests = isArrivals(input) ? arriving : (input.users / point.concurrency) * point.requests;
   const month = 730 * 3600 * requests * input.utilization;
   const cost = rented * input.price * 730;
   const revenue = (month * (input.inputLen * input.sellInput + input.outputLen * input.sellOutput)) / 1e6;
   return {
     tp, k, replicas, gpus, rented, most, point, cost,
+    limit: most < data.rows[data.rows.length - 1] ? whatStops(data, grid, input, k, most + 1) : "",
     nodes: Math.ceil(replicas / Math.max(1, Math.floor(gpu.gpusPerNode / tp))),
     tokens: requests * input.outputLen,
     perMillionOutput: (cost / (month * input.outputLen)) * 1e6,
@@ -95,7 +107,7 @@ function answer(data, input) {
   if (sweptTp !== undefined)
     for (const concurrency of [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]) {
       const points = data.ks
-        .filter((k) => fits(data, gpu.tps[sweptTp], input, k, concurrency))
+        .filter((k) => concurrency <= data.maxNumSeqs && hasRoom(data, gpu.tps[sweptTp], input, k, concurrency))
         .map((k) => operate(data, gpu.tps[sweptTp], input, k, concurrency));
       if (!points.length || points[0].k !== 0) continue;
       const best = points.reduce((a, b) => (b.tokens > a.tokens ? b : a));
@@ -116,7 +128,7 @@ function planned(data) {
   const plan = data.plan;
   const made = (f) => f && {
     tp: f.tp, k: f.k, replicas: f.replicas, gpus: f.gpus, rented: f.rented_gpus, nodes: f.nodes,
-    most: f.most_sequences_per_replica, tokens: f.tokens_per_second, point: operated(f.replica),
+    most: f.most_sequences_per_replica, limit: f.limit, tokens: f.tokens_per_second, point: operated(f.replica),
     cost: f.money ? f.money.usd_per_month : null, perMillion: f.money ? f.money.usd_per_million_tokens : null,
     perMillionOutput: f.money ? f.money.usd_per_million_output_tokens : null,
     margin: f.money ? f.money.gross_margin : null,
@@ -146,19 +158,23 @@ function shown(data, input) {
 
 // ---- the page -------------------------------------------------------------------------------------------------
 
-const OPTIONS = [
-  ["users", "requests in flight", 1, 4096, (v) => v, "log"],
+const milliseconds = (digits) => (v) => (v === Infinity ? "any" : (v * 1e3).toFixed(digits) + " ms");
+const options = (data) => [
+  data.plan.question.requests_per_second === null ? ["users", "requests in flight", 1, 4096, (v) => v, "log"]
+    : ["requestsPerSecond", "requests a second", 0.1, 1000, (v) => v.toFixed(2), "log"],
   ["inputLen", "tokens in", 16, 32768, (v) => v, "log"],
   ["outputLen", "tokens out", 2, 8192, (v) => v, "log"],
-  ["acceptance", "acceptance (a draft, if those before it were kept)", 0, 1, (v) => v.toFixed(2), 0.01],
-  ["tpot", "time a token, at most", 0.002, 0.5, (v) => (v * 1e3).toFixed(1) + " ms", "log"],
-  ["ttft", "first token, at most", 0.02, 20, (v) => (v * 1e3).toFixed(0) + " ms", "log"],
+  data.isLength ? ["acceptance", "tokens a pass", 1, Math.max(...data.ks) + 1, (v) => v.toFixed(2), 0.01]
+    : ["acceptance", "acceptance (a draft, if those before it were kept)", 0, 1, (v) => v.toFixed(2), 0.01],
+  ["tpot", "time a token, at most", 0.002, 0.5, milliseconds(1), "log"],
+  ["ttft", "first token, at most", 0.02, 20, milliseconds(0), "log"],
   ["price", "price of a GPU and hour", 0.1, 20, (v) => "$" + v.toFixed(2), 0.01],
   ["sellInput", "selling price, million tokens in", 0, 10, (v) => "$" + v.toFixed(2), 0.01],
   ["sellOutput", "selling price, million tokens out", 0, 20, (v) => "$" + v.toFixed(2), 0.01],
   ["utilization", "share of the month with this load", 0.05, 1, (v) => Math.round(v * 100) + " %", 0.01],
 ];
 const WHOLE = new Set(["users", "inputLen", "outputLen"]);
+const OBJECTIVES = new Set(["tpot", "ttft"]); // at the end of their sliders any latency will do
 
 function initial(data) {
   const asked = data.plan.question;
@@ -166,8 +182,8 @@ function initial(data) {
   const price = data.gpus[gpu].price;
   return {
     gpu, tp: 0, users: data.users, inputLen: asked.input_len, outputLen: asked.output_len, cached: asked.cached,
-    acceptance: data.acceptance,
-    tpot: asked.tpot_seconds || 0.5, ttft: asked.ttft_seconds || 20, price: price ? price.usd_per_gpu_hour : 3,
+    acceptance: data.acceptance, requestsPerSecond: asked.requests_per_second,
+    tpot: asked.tpot_seconds ?? Infinity, ttft: asked.ttft_seconds ?? Infinity, price: price ? price.usd_per_gpu_hour : 3,
     sellInput: asked.selling.usd_per_million_input, sellOutput: asked.selling.usd_per_million_output,
     utilization: asked.utilization,
   };
@@ -198,11 +214,12 @@ function slider(form, option, input, changed) {
   range.max = log ? Math.log(high) : high;
   range.step = log ? "any" : step;
   const show = () => {
-    range.value = log ? Math.log(input[name]) : input[name];
+    range.value = Math.min(range.max, log ? Math.log(input[name]) : input[name]);
     shown.textContent = words(input[name]);
   };
   range.addEventListener("input", () => {
-    const value = log ? Math.exp(range.value) : Number(range.value);
+    const isAny = OBJECTIVES.has(name) && Number(range.value) >= Number(range.max) - 1e-6;
+    const value = isAny ? Infinity : log ? Math.exp(range.value) : Number(range.value);
     input[name] = WHOLE.has(name) ? Math.round(value) : value;
     shown.textContent = words(input[name]);
     changed();
@@ -239,16 +256,42 @@ function fleetCells(name, f) {
   ];
 }
 
-function verdict(data, found, gpu) {
+const WITHIN = {
+  memory: "the cache is short, and within its room",
+  ttft: "the first token comes later with drafts, and within its objective",
+  tpot: "a step with drafts takes longer, and within the objective of a token",
+};
+const ALONE = { // of one request on a replica
+  memory: "the cache has no room for a request with a draft beside the target",
+  ttft: "even alone a request's first token misses it",
+  tpot: "even alone a request's time a token misses it",
+};
+
+// In brackets, each cause once; as the command names them.
+function whyNone(data, gpu, input, tps) {
+  const drafted = data.ks.filter((k) => k > 0);
+  const causes = tps.flatMap((tp) => drafted.map((k) => whatStops(data, gpu.tps[tp], input, k, 1)));
+  const words = Object.keys(ALONE).filter((name) => causes.includes(name)).map((name) => ALONE[name]);
+  return words.length ? ` (${words.join(", ")})` : "";
+}
+
+function verdict(data, found, gpu, input) {
   const { plain, speculative: drafted, alike } = found;
+  const tps = Object.keys(gpu.tps).map(Number).filter((tp) => !input.tp || tp === input.tp);
+  if (!tps.length) return `${gpu.name} cannot be planned with TP=${input.tp}: the weights do not fit, or a node has fewer GPUs.`;
   if (!plain && !drafted) return `${gpu.name} cannot meet this objective at any number of requests.`;
   if (!plain) return `Only speculation meets this objective: ${gpuCount(drafted)} at TP=${drafted.tp}, K=${drafted.k}.`;
-  if (!drafted) return data.ks.length > 1 ? `No K meets this objective; without speculation ${gpuCount(plain)} do.` : `${gpuCount(plain)}, without a draft.`;
-  const first = alike ? `Speculation alone, TP=${plain.tp} with and without: ${against(alike, plain)}` : `At TP=${plain.tp}, the best without speculation, no K meets this objective.`;
+  if (!drafted) return data.ks.length > 1 ? `No K meets this objective${whyNone(data, gpu, input, tps)}; without speculation ${gpuCount(plain)} do.` : `${gpuCount(plain)}, without a draft.`;
+  const first = alike ? `Speculation alone, TP=${plain.tp} with and without: ${against(alike, plain)}` : `At TP=${plain.tp}, the best without speculation, no K meets this objective${whyNone(data, gpu, input, [plain.tp])}.`;
   if (drafted.tp === plain.tp) return first;
   const only = found.onlyPlain(drafted.tp);
   const there = `without speculation TP=${drafted.tp} ${only ? "needs " + gpuCount(only) : "misses the objective"}`;
   return `${first} Each at its best TP (TP=${drafted.tp} with, TP=${plain.tp} without; ${there}): ${against(drafted, plain)}`;
+}
+
+function whyMore(drafted, plain) {
+  if (drafted.most >= plain.most || !(drafted.limit in WITHIN)) return "batching serves this load better";
+  return `${WITHIN[drafted.limit]} a replica can have ${drafted.most} requests in flight with drafts, and ${plain.most} without`;
 }
 
 function gpuCount(f) {
@@ -258,7 +301,7 @@ function gpuCount(f) {
 function against(drafted, plain) {
   const words = `${gpuCount(drafted)} with K=${drafted.k} instead of ${plain.gpus}`, saved = 1 - drafted.rented / plain.rented;
   if (saved > 0) return `${words}, ${Math.round(saved * 100)} % of the hosting cost saved.`;
-  if (saved < 0) return `${words}, which costs ${Math.round(-saved * 100)} % more: batching serves this load better.`;
+  if (saved < 0) return `${words}, which costs ${Math.round(-saved * 100)} % more: ${whyMore(drafted, plain)}.`;
   if (drafted.gpus !== plain.gpus) return `${words}, but machines are rented whole: no cost is saved.`;
   return `as many GPUs (${plain.gpus}), and with K=${drafted.k} a token every ${number(drafted.point.tpot * 1e3, 1)} ms instead of ${number(plain.point.tpot * 1e3, 1)}.`;
 }
@@ -297,7 +340,7 @@ function chart(svg, series, xName, yName, logX) {
 
 function show(data, input) {
   const gpu = data.gpus[input.gpu], { found, isPlan } = shown(data, input);
-  document.getElementById("verdict").textContent = verdict(data, found, gpu);
+  document.getElementById("verdict").textContent = verdict(data, found, gpu, input);
   const named = [];
   if (found.plain) named.push(["without speculation", found.plain]);
   if (found.speculative) named.push(["with", found.speculative]);
@@ -333,19 +376,20 @@ function start(data) {
     `${plan.question.model.name} with ${draft || "no draft"}. Computed ${plan.date.slice(0, 10)} by: ${plan.command}. ` +
     (plan.efficiency.calibrated_with ? `Calibrated with ${plan.efficiency.calibrated_with}.` : "From first principles, with kernels measured one by one on an H200.");
   const update = () => show(data, input);
-  const shows = {};
+  const shows = {}, degrees = [...new Set(Object.values(data.gpus).flatMap((gpu) => Object.keys(gpu.tps).map(Number)))];
+  degrees.sort((a, b) => a - b);
   choice(form, "GPU", Object.entries(data.gpus).map(([key, gpu]) => [key, gpu.name]), input.gpu, (key) => {
     input.gpu = key;
     if (data.gpus[key].price) input.price = data.gpus[key].price.usd_per_gpu_hour;
     shows.price();
     update();
   });
-  choice(form, "tensor parallelism", [[0, "best"], ...[1, 2, 4, 8].map((tp) => [tp, `TP=${tp}`])], 0, (tp) => {
+  choice(form, "tensor parallelism", [[0, "best"], ...degrees.map((tp) => [tp, `TP=${tp}`])], 0, (tp) => {
     input.tp = Number(tp);
     update();
   });
-  for (const option of OPTIONS) shows[option[0]] = slider(form, option, input, update);
+  for (const option of options(data)) shows[option[0]] = slider(form, option, input, update);
   update();
 }
 
-if (typeof module !== "undefined") module.exports = { answer, shown, initial, operate, fleet };
+if (typeof module !== "undefined") module.exports = { answer, shown, initial, operate, fleet, verdict };
